@@ -15,6 +15,9 @@ import fcntl
 import logging
 import os
 import threading
+from collections.abc import Callable
+
+from executors.contract.status import KvLayout
 
 _log = logging.getLogger(__name__)
 
@@ -88,3 +91,46 @@ class MemoryFile:
             descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+class FileBlocks:
+    """The blocks of a layout in a memory file: a `BlockMemory`. Any thread may copy; what comes after the file's end raises."""
+
+    def __init__(self, file: MemoryFile, begins: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+        """`begins`: where the first block of each group lies in the file."""
+        self.sizes = sizes
+        self._file = file
+        self._begins = begins
+
+    @staticmethod
+    def of(file: MemoryFile, layout: KvLayout) -> FileBlocks | None:
+        """Return the blocks of all groups; None unless all of them lie in the file."""
+        begins: list[int] = []
+        sizes = [group.bytes_per_block for group in layout.groups]
+        states = () if layout.state is None else (layout.state.memory_begin,)
+        for begin in (*(group.memory_begin for group in layout.groups), *states):
+            if begin is None:
+                return None
+            begins.append(begin)
+        if layout.state is not None:
+            sizes.append(layout.state.slot_bytes)
+        return FileBlocks(file, tuple(begins), tuple(sizes))
+
+    def read(self, group: int, block: int, into: memoryview) -> None:
+        """See `BlockMemory`."""
+        self._copy(os.preadv, group, block, into)
+
+    def write(self, group: int, block: int, data: memoryview) -> None:
+        """See `BlockMemory`."""
+        self._copy(os.pwritev, group, block, data)
+
+    def _copy(
+        self, move: Callable[[int, list[memoryview], int], int], group: int, block: int, data: memoryview
+    ) -> None:
+        size = self.sizes[group]
+        begin, done = self._begins[group] + block * size, 0
+        while done < size:
+            count = move(self._file.descriptor, [data[done:size]], begin + done)
+            if count <= 0:
+                raise OSError("the memory file ends early")
+            done += count

@@ -84,7 +84,7 @@ from executors.contract.records import (
     SpeculativeDecodeOutput,
 )
 from executors.contract.sampling import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
-from executors.contract.seals import SealedBlocks, check_adopted
+from executors.contract.seals import BlockMemory, SealedBlocks, check_adopted
 from executors.contract.slots import SlotTable
 from executors.contract.status import (
     POOLINGS,
@@ -112,6 +112,7 @@ __all__ = [
     "AttentionType",
     "BatchItem",
     "BatchModelExecutor",
+    "BlockMemory",
     "ConfigError",
     "DecodeInput",
     "DecodeOutput",

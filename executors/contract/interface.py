@@ -31,7 +31,7 @@ from executors.contract.records import (
     PrefillOutput,
     SpeculativeDecodeOutput,
 )
-from executors.contract.seals import SealedBlocks
+from executors.contract.seals import BlockMemory, SealedBlocks
 from executors.contract.slots import SlotTable
 from executors.contract.split import split_unified_decode
 from executors.contract.status import (
@@ -133,6 +133,19 @@ class ModelExecutor(ABC):
         """Offer a file of memory that outlives this process, see `executors.memory_file`, for KV blocks. Called before `warmup`,
         if at all; every life gets the same file. An executor that takes it has a `KvLayout.fingerprint`; the default ignores it.
         """
+
+    def block_memory(self) -> BlockMemory | None:
+        """The memory of blocks and of slots of states, for copies from and to files; None if this process cannot reach it."""
+        return None
+
+    async def adopt_blocks(self, sealed: SealedBlocks) -> Int32Array:
+        """Adopt blocks, and slots of states, that were written through `block_memory` since the epoch began: as `begin_epoch`,
+        but in an epoch that goes on, and beside what it holds. Takes effect behind the steps and the released memory before it.
+
+        No step in flight reads or writes these blocks. Returns int32 [k], rising: the indices of those whose memory holds what
+        was sealed; others hold nothing of value. Raises InvalidInput, ExecutorDied. Default: raises Unsupported.
+        """
+        raise Unsupported("this executor adopts no blocks while it runs")
 
     def set_death_listener(self, report: Callable[[ExecutorDied], None]) -> None:
         """Request a report when the executor dies by itself, also between calls; `begin_epoch` restarts it.

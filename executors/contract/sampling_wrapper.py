@@ -19,6 +19,7 @@ import numpy as np
 
 from executors.contract import (
     BatchModelExecutor,
+    BlockMemory,
     DecodeInput,
     DecodeOutput,
     ExecutorCapabilities,
@@ -116,6 +117,12 @@ class SamplingWrapper(BatchModelExecutor):
 
     def use_memory(self, descriptor: int) -> None:
         self.inner.use_memory(descriptor)
+
+    def block_memory(self) -> BlockMemory | None:
+        return self.inner.block_memory()
+
+    async def adopt_blocks(self, sealed: SealedBlocks) -> Int32Array:
+        return await self.inner.adopt_blocks(sealed)
 
     async def warmup(self) -> None:
         await self.inner.warmup()

@@ -17,6 +17,7 @@ A checksum is a function of the fingerprint's kernels and the block's bytes, nev
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,20 @@ class SealedBlocks:
         """Return the blocks int32 [m] of a group among those with the indices `adopted` int32 [k]."""
         blocks: Int32Array = self.blocks[adopted[self.groups[adopted] == group]]
         return blocks
+
+
+class BlockMemory(Protocol):
+    """Bytes of blocks, as threads of the server's process copy them. Group `KvLayout.state_group` is that of slots of states."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of a block of each group, in order of `KvLayout.num_sealable`."""
+
+    def read(self, group: int, block: int, into: memoryview) -> None:
+        """Copy a block's bytes into the first `sizes[group]` bytes of `into`. Raises OSError."""
+
+    def write(self, group: int, block: int, data: memoryview) -> None:
+        """Copy the first `sizes[group]` bytes of `data` into a block. Raises OSError."""
 
 
 def check_sealed(sealed: SealedBlocks, num_blocks: tuple[int, ...]) -> None:

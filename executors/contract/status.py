@@ -244,6 +244,8 @@ class StateLayout:
     some for snapshots."""
     interval: int
     """Number of tokens, a multiple of the block size: a step can keep the state at each multiple of it as a snapshot."""
+    memory_begin: int | None = None
+    """As of `KvGroup`, of the first slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,8 @@ class KvGroup:
     blocks_per_span: int = 0
     """Number of consecutive blocks, starting at a multiple of it, whose memory `release_memory` can release together; 0: the
     memory was allocated at the start and is never released."""
+    memory_begin: int | None = None
+    """Where the first block begins in the memory file of `use_memory`, in bytes; the others follow. None: they lie elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +281,10 @@ class KvLayout:
     """Digest of geometry, dtypes, instruction set, kernel sources and weights. Not empty: the blocks outlive the executor's
     process, steps answer `UnifiedBatch.seals`, and `begin_epoch` may adopt blocks that were sealed under the same fingerprint.
     The same holds for slots of states, where the engine gives them out (`snapshots`)."""
+    content: str = ""
+    """As `fingerprint`, without the number of blocks and what else changes from one start to the next: digest of what the bytes
+    of a block depend on beside the tokens before it. Not empty: blocks may be written to memory from files, and adopted while the
+    executor runs (`ModelExecutor.adopt_blocks`)."""
 
     @staticmethod
     def of(block_size: int, num_blocks: int, bytes_per_block: int, blocks_per_span: int = 0) -> KvLayout:

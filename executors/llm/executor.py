@@ -72,7 +72,7 @@ from executors.llm.faults import step_fault
 from executors.llm.finite import explained
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory.arena import KvArena
-from executors.llm.memory.fingerprint import code_digest
+from executors.llm.memory.fingerprint import COMPUTING, code_digest
 from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.memory.sizing import limits_note
 from executors.llm.model.api import DecoderOnlyLLM, LoadedModel
@@ -166,7 +166,9 @@ class LlmExecutor(BatchModelExecutor):
             source = load_model(config, progress)
             progress("preparing the layers", 0, 0)
             draft = _load_draft(config, source, progress)
-        code_digest()  # of the sources as they are imported here
+        # Of the sources as they are imported here.
+        code_digest()
+        code_digest(COMPUTING)
 
         def make(config: ExecutorConfig) -> LlmExecutor:
             length = min(config.max_model_len or source.info.max_model_len, source.info.max_model_len)
@@ -364,6 +366,14 @@ class LlmExecutor(BatchModelExecutor):
         self._step_failed = False
         self._state = ExecutorState.READY
         return adopted
+
+    async def adopt_blocks(self, sealed: SealedBlocks) -> Int32Array:
+        """See the contract. Raises Unsupported where blocks do not lie in memory of the server."""
+        seals = self._ready().unified.seals
+        if seals is None:
+            raise Unsupported("blocks lie in this process's own memory: none can be adopted while it runs")
+        await self._steps.settled()
+        return seals.adopt(sealed)
 
     def _ready(self) -> ExecutorRuntime:
         if self._runtime is None:

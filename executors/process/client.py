@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 
 from executors.contract import (
     BatchModelExecutor,
+    BlockMemory,
     DecodeInput,
     DecodeOutput,
     ExecutorCapabilities,
@@ -41,7 +42,7 @@ from executors.contract import (
     replace,
 )
 from executors.contract.seals import check_adopted
-from executors.memory_file import MemoryFile
+from executors.memory_file import FileBlocks, MemoryFile
 from executors.process import messages as m
 from executors.process.children import (
     Begin,
@@ -288,6 +289,18 @@ class RemoteExecutor(BatchModelExecutor):
         answer = await self._ask(m.EpochBegun, lambda call: m.BeginEpoch(call, epoch, adopt))
         if not check_adopted(answer.adopted, 0 if adopt is None else len(adopt)):
             raise self._garbage("began an epoch with blocks that were not offered")
+        return answer.adopted
+
+    def block_memory(self) -> BlockMemory | None:
+        """As the contract's: the memory file of the only rank, where all blocks lie in it."""
+        if not self._memory or len(self._memory) > 1:
+            return None
+        return FileBlocks.of(self._memory[0], self.kv_layout())
+
+    async def adopt_blocks(self, sealed: SealedBlocks) -> Int32Array:
+        answer = await self._ask(m.Adopted, lambda call: m.AdoptBlocks(call, sealed))
+        if not check_adopted(answer.adopted, len(sealed)):
+            raise self._garbage("adopted blocks that were not offered")
         return answer.adopted
 
     async def suspend(self) -> None:

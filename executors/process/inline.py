@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 from executors import registry
 from executors.contract import (
     BatchModelExecutor,
+    BlockMemory,
     DecodeInput,
     DecodeOutput,
     ExecutorCapabilities,
@@ -304,6 +305,12 @@ class InlineExecutor(BatchModelExecutor):
             self._death = None
             self._over.clear()
         return adopted
+
+    def block_memory(self) -> BlockMemory | None:
+        return None if self.inner is None else self.inner.block_memory()
+
+    async def adopt_blocks(self, sealed: SealedBlocks) -> Int32Array:
+        return await self._run(lambda guard: guard.executor.adopt_blocks(sealed))
 
     async def shutdown(self) -> None:
         """Wait at most `shutdown_s` for running jobs, then abandon the thread."""

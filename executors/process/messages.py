@@ -176,6 +176,13 @@ class ReleaseMemory(msgspec.Struct, tag=14, array_like=True):
     block_ids: Array
 
 
+class AdoptBlocks(msgspec.Struct, tag=15, array_like=True):
+    """`adopt_blocks`."""
+
+    call: int
+    sealed: SealedBlocks
+
+
 class Unreadable(msgspec.Struct):
     """Never sent: stands for a received frame whose fields do not fit its tag. `call` is None if no answer is due."""
 
@@ -183,7 +190,7 @@ class Unreadable(msgspec.Struct):
     reason: str
 
 
-Call = Step | Prefill | Decode | Speculate | Forward | LoadAdapter | UnloadAdapter | BeginEpoch
+Call = Step | Prefill | Decode | Speculate | Forward | LoadAdapter | UnloadAdapter | BeginEpoch | AdoptBlocks
 ToExecutor = Load | Call | Release | Truncate | ReleaseMemory | Prepare | Shutdown
 
 # -- executor -> server --------------------------------------------------------------------------------------------------
@@ -318,6 +325,14 @@ class EpochBegun(msgspec.Struct, tag=13, array_like=True):
     adopted: Array
 
 
+class Adopted(msgspec.Struct, tag=14, array_like=True):
+    """The blocks that were adopted while the epoch goes on."""
+
+    call: int
+    seconds: float
+    adopted: Array
+
+
 class Prepared(msgspec.Struct, tag=12, array_like=True):
     """The answer to the Prepare of that number; `kind` None if all went well, else as of Failed."""
 
@@ -326,7 +341,9 @@ class Prepared(msgspec.Struct, tag=12, array_like=True):
     message: str
 
 
-Answer = StepDone | PrefillDone | DecodeDone | SpeculateDone | ForwardDone | EpochBegun | Done | Failed
+Answer = (
+    StepDone | PrefillDone | DecodeDone | SpeculateDone | ForwardDone | EpochBegun | Adopted | Done | Failed
+)
 ToServer = Heartbeat | Progress | Ready | LoadFailed | Prepared | Answer
 
 # -- frames that fit no message ------------------------------------------------------------------------------------------

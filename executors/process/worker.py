@@ -326,6 +326,8 @@ async def _run(guard: StepGuard, call: m.Call) -> m.Answer:
             await _adapters(executor).unload_adapter(call.name)
         case m.BeginEpoch():
             return m.EpochBegun(number, 0.0, await guard.begin_epoch(call.epoch, call.adopt))
+        case m.AdoptBlocks():
+            return m.Adopted(number, 0.0, await executor.adopt_blocks(call.sealed))
     return m.Done(number, 0.0)
 
 

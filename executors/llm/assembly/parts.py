@@ -26,7 +26,7 @@ from executors.llm.kernel_support.kernel_choice import choose_adapters, choose_a
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory import sizing
 from executors.llm.memory.arena import KvArena
-from executors.llm.memory.fingerprint import kv_fingerprint
+from executors.llm.memory.fingerprint import content_digest, kv_fingerprint
 from executors.llm.memory.kv_groups import draft_group, draft_layout
 from executors.llm.memory.kv_plan import KvPlan, free_bytes, plan_kv
 from executors.llm.memory.paged_kv import PagedKv
@@ -96,7 +96,9 @@ class Assembly:
         pipeline = self._pipeline(runner, info.max_model_len, plan.layout, arena)
         if arena is not None and self.group.all_have(runner.cache.by_block and arena.fault is None):
             pipeline.seals = self._seals(runner, info, plan.layout, arena)
-            plan = replace(plan, layout=replace(plan.layout, fingerprint=pipeline.seals.fingerprint))
+            plan = replace(
+                plan, layout=self._placed(runner, plan.layout, info, arena, pipeline.seals.fingerprint)
+            )
         pipeline.states.label_width = info.label_width
         direct = DirectRunner(runner, info.max_model_len, source.info.logits_width, self.group.direct_guard)
         if (adapters := self._adapters(runner, pipeline)) is not None:
@@ -125,20 +127,43 @@ class Assembly:
     def _seals(self, runner: ModelRunner, info: ModelInfo, layout: KvLayout, arena: KvArena) -> BlockSeals:
         """Make what seals and verifies blocks."""
         config, combine = self.config, self.group.combine
-        try:
-            kernels: CpuKernels | None = cpu_kernels(config.optimization.cpu_isa)
-        except KernelUnavailable:
-            kernels = None
-        computed_by = runner.attention.note, type(runner.attention).__name__, kernels and kernels.name
-        states = None if runner.states is None else runner.states.spec
-        digest = kv_fingerprint(
-            config, info, layout, (runner.cache.spec, states, *computed_by), self.source.files
-        )
+        digest = kv_fingerprint(config, info, layout, self._computed_by(runner), self.source.files)
         words = combine(np.frombuffer(bytes.fromhex(digest), np.uint64).copy())
         rank = config.parallel.rank
         return BlockSeals(
-            words.tobytes().hex(), runner.cache, arena, kernels, torch.get_num_threads, combine, rank, runner.states
+            words.tobytes().hex(), runner.cache, arena, self._kernels(), torch.get_num_threads, combine, rank, runner.states
         )  # fmt: skip
+
+    def _placed(
+        self, runner: ModelRunner, layout: KvLayout, info: ModelInfo, arena: KvArena, fingerprint: str
+    ) -> KvLayout:
+        """Return the layout with its digests, and with the places of blocks in the memory file."""
+        if self.group.ranks is not None:
+            return replace(layout, fingerprint=fingerprint)
+        groups = tuple(
+            group
+            if cache is None or cache.blocks is None
+            else replace(group, memory_begin=arena.begin_of(cache.blocks))
+            for group, cache in zip(layout.groups, runner.cache.caches, strict=True)
+        )
+        state = layout.state
+        if state is not None and runner.states is not None and runner.states.slots is not None:
+            state = replace(state, memory_begin=arena.begin_of(runner.states.slots))
+        content = content_digest(self.config, info, layout, self._computed_by(runner), self.source.files)
+        return replace(layout, groups=groups, state=state, fingerprint=fingerprint, content=content)
+
+    def _computed_by(self, runner: ModelRunner) -> tuple[object, ...]:
+        """What determines the bytes of blocks and states, beside settings and weights."""
+        states = None if runner.states is None else runner.states.spec
+        kernels = self._kernels()
+        attention = runner.attention
+        return runner.cache.spec, states, attention.note, type(attention).__name__, kernels and kernels.name
+
+    def _kernels(self) -> CpuKernels | None:
+        try:
+            return cpu_kernels(self.config.optimization.cpu_isa)
+        except KernelUnavailable:
+            return None
 
     def _runner(self, model: DecoderOnlyLLM, layout: KvLayout, arena: KvArena | None = None) -> ModelRunner:
         """Make the runner that computes the forwards, and its KV."""

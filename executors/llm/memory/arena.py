@@ -65,6 +65,11 @@ class KvArena:
         self._end = end
         return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
 
+    def begin_of(self, memory: NDArray[np.uint8]) -> int | None:
+        """Where a part that was taken begins in the file, by its array or one that begins with it; None for other memory."""
+        address = memory.ctypes.data
+        return next((begin for mapped, _, begin in self._parts if mapped == address), None)
+
     def share(self) -> None:
         """Map the file at the addresses of the parts, and ask for large pages. Raises OutOfMemory."""
         for address, num_bytes, begin in self._parts:

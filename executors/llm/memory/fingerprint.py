@@ -19,6 +19,8 @@ from executors.contract.status import KvLayout, ModelInfo
 
 _CODE = Path(__file__).resolve().parents[2]
 _SUFFIXES = (".py", ".h", ".cpp")
+COMPUTING = ("kernels", "llm", "gguf", "lora", "qwen3")
+"""Folders of what computes keys, values and states, and reads weights."""
 _READ = (".json", ".safetensors", ".gguf")
 
 
@@ -41,12 +43,35 @@ def kv_fingerprint(
     return digest.hexdigest()
 
 
+def content_digest(
+    config: ExecutorConfig, info: ModelInfo, layout: KvLayout, parts: Sequence[object], files: Sequence[str]
+) -> str:
+    """As `kv_fingerprint`, without what changes from one start of the server to the next: the number of blocks, the numbers of
+    devices, and code that computes nothing. What was written to a disk under this digest can be read under it."""
+    groups = [(group.window, group.bytes_per_block) for group in layout.groups]
+    state = layout.state and (layout.state.slot_bytes, layout.state.interval)
+    settings = config.optimization
+    facts = (
+        layout.block_size, groups, state, info.name, info.family, info.dtype, info.max_model_len, config.dtype,
+        config.load_format, config.seed, settings.quantization, settings.deterministic, config.memory.kv_cache_dtype,
+        config.attention.backend, config.parallel.rank, config.parallel.tensor_parallel_size,
+        config.parallel.pipeline_parallel_size, torch.__version__, np.__version__, *parts,
+    )  # fmt: skip
+    digest = hashlib.sha256("\0".join(map(repr, facts)).encode())
+    digest.update(code_digest(COMPUTING))
+    for line in files:
+        name, _, *others = line.rsplit(maxsplit=5)
+        digest.update(" ".join((name, *others)).encode(errors="replace") + b"\n")
+    return digest.hexdigest()
+
+
 @functools.cache
-def code_digest() -> bytes:
+def code_digest(folders: tuple[str, ...] = (".",)) -> bytes:
     """Digest of the sources that compute, kernels included, as they were at the first call: a process that is started later may
-    run others."""
+    run others. `folders`: of this package, with all below them."""
     digest = hashlib.sha256()
-    for path in sorted(one for one in _CODE.rglob("*") if one.suffix in _SUFFIXES):
+    found = {one for name in folders for one in (_CODE / name).rglob("*") if one.suffix in _SUFFIXES}
+    for path in sorted(found):
         digest.update(str(path.relative_to(_CODE)).encode() + b"\0" + path.read_bytes())
     return digest.digest()
 

@@ -87,6 +87,14 @@ class BlockSeals:
         self._is_used = True
         return adopted
 
+    def adopt(self, sealed: SealedBlocks) -> Int32Array:
+        """Adopt blocks that the server has written since the epoch began: return int32 [k], rising, the indices of `sealed` whose
+        blocks hold what was sealed. Raises InvalidInput for blocks that do not exist."""
+        adopted = self._verified(sealed)
+        if self._states is not None:
+            self._states.adopt(sealed.blocks_of(len(self._kv.caches), adopted))
+        return adopted
+
     def _verified(self, sealed: SealedBlocks) -> Int32Array:
         if sealed.fingerprint != self.fingerprint or not len(sealed):
             return np.empty(0, np.int32)  # of another layout, perhaps, with blocks that do not exist here

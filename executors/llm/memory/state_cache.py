@@ -82,6 +82,10 @@ class StateCache:
         self.num_tokens.fill(_NONE)
         self.num_tokens[adopted] = _ADOPTED
 
+    def adopt(self, slots: np.ndarray) -> None:
+        """These slots, int [n], were filled from outside; a step that begins with one says how many tokens its state has seen."""
+        self.num_tokens[slots] = _ADOPTED
+
     def give_back(self, slots: np.ndarray) -> None:
         """Return the memory of these slots to the system: they read as zeros until they are written again. `slots` int [n],
         ascending; does nothing on a device. Raises InvalidInput for a slot that does not exist."""

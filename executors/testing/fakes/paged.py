@@ -68,6 +68,7 @@ class PagedFakeExecutor(SealingFake):
             groups,
             max_tokens=0 if None in self.windows else self.max_model_len,
             fingerprint=self.fingerprint,
+            content=self.fingerprint,
         )
 
     def _blocks_of(self, window: int | None) -> int:

@@ -11,7 +11,14 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from executors.contract import Int32Array, InvalidInput, SealedBlocks, UnifiedBatch, UnifiedOutput
+from executors.contract import (
+    BlockMemory,
+    Int32Array,
+    InvalidInput,
+    SealedBlocks,
+    UnifiedBatch,
+    UnifiedOutput,
+)
 from executors.contract.seals import check_sealed
 from executors.testing.fakes import oracle
 from executors.testing.fakes.group_memory import GroupMemory
@@ -106,6 +113,22 @@ class SealingFake(FakeServing):
                     memory[blocks] = content[blocks]
         return adopted
 
+    # -- copies from and to files ------------------------------------------------------------------------------------------
+
+    def block_memory(self) -> BlockMemory | None:
+        """See the contract: what blocks hold, whichever arrays they lie in by then."""
+        return FakeBlocks(self) if self.fingerprint else None
+
+    async def adopt_blocks(self, sealed: SealedBlocks) -> Int32Array:
+        """See the contract. Raises InvalidInput for blocks that do not exist."""
+        self._require_warm()
+        check_sealed(sealed, self.kv_layout().num_sealable)
+        return self._verified(sealed)
+
+    def block_arrays(self, group: int) -> tuple[NDArray[np.generic], ...]:
+        """All that the blocks of a group hold, by block."""
+        return self.memories[group].arrays()
+
     def _verified(self, adopt: SealedBlocks) -> Int32Array:
         """Indices of the blocks that hold what was sealed."""
         if not self.fingerprint or adopt.fingerprint != self.fingerprint:
@@ -116,3 +139,25 @@ class SealingFake(FakeServing):
             for group, block in zip(adopt.groups.tolist(), adopt.blocks.tolist(), strict=True)
         ]
         return np.flatnonzero(same & np.array(whole, np.bool_)).astype(np.int32)
+
+
+class FakeBlocks:
+    """The blocks of a fake: a `BlockMemory`."""
+
+    def __init__(self, fake: SealingFake) -> None:
+        self._fake = fake
+        groups = range(len(fake.kv_layout().num_sealable))
+        self.sizes = tuple(sum(one[0].nbytes for one in fake.block_arrays(group)) for group in groups)
+
+    def read(self, group: int, block: int, into: memoryview) -> None:
+        """See `BlockMemory`."""
+        data = b"".join(one[block].tobytes() for one in self._fake.block_arrays(group))
+        into[: len(data)] = data
+
+    def write(self, group: int, block: int, data: memoryview) -> None:
+        """See `BlockMemory`."""
+        begin = 0
+        for array in self._fake.block_arrays(group):
+            size = array[block].nbytes
+            array[block] = np.frombuffer(data[begin : begin + size], array.dtype).reshape(array[block].shape)
+            begin += size

@@ -104,6 +104,11 @@ class StateFakeExecutor(PagedFakeExecutor):
             return bool(self.filled[block])
         return super()._is_whole(group, block)
 
+    def block_arrays(self, group: int) -> tuple[NDArray[np.generic], ...]:
+        if group < len(self.memories):
+            return super().block_arrays(group)
+        return self.states[: self.num_states], self.spoiled[: self.num_states], self.filled[: self.num_states]
+
     def release_memory(self, group: int, block_ids: NDArray[np.int32]) -> None:
         """Poison the blocks, or slots of states: a step that reads them is refused. Raises InvalidInput for one that does not
         exist."""

@@ -1,0 +1,1 @@
+"""KV blocks on disk: files of chains, the directory that holds them, and the index of what they hold."""

@@ -1,0 +1,298 @@
+"""`CacheDirectory`: the files of the disk tier on a file system, within a limit of bytes.
+
+    DIR/server-1a2b3c4d/lock            held by the server that writes there, or claimed it after its writer's end
+    DIR/server-1a2b3c4d/NAME.kv         complete files, never changed
+    DIR/server-1a2b3c4d/.NAME.tmp       what is being written
+
+A server takes the locks of all sub-directories that no other holds, and makes one if there are none: these files count for its
+limit, and the least recently used ones leave. Files under another's lock are read and never deleted. The time of use is the
+file's modification time. All methods block, and may be called by any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.kv.disk.format import ALIGNMENT, BadFile, Chain, decode_header, encode_header, header_size
+
+_SUFFIX = ".kv"
+_LOCK = "lock"
+_PREFIX = "server-"
+
+
+@dataclass(slots=True)
+class StoredFile:
+    """A complete file. `own`: this server may delete it. `used`: time of its last use, seconds since 1970."""
+
+    path: str
+    num_bytes: int
+    used: float
+    own: bool
+    chain: Chain
+
+
+class CacheDirectory:
+    """See the module. `limit`: bytes of own files."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self.path = path
+        self.limit = limit
+        self.files: dict[str, StoredFile] = {}
+        """By path; written under `_lock`."""
+        self.refused: dict[str, int] = {}
+        """Files that were found unusable so far, by reason."""
+        self._lock = threading.Lock()
+        self._locks: dict[str, int] = {}
+        """Descriptors of the locks that are held, by sub-directory."""
+        self._target: str | None = None
+        self._bad: set[str] = set()
+        """Files that cannot be used, of other servers or that cannot be deleted: they are not read again."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of own files."""
+        return sum(file.num_bytes for file in list(self.files.values()) if file.own)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def open(self) -> list[StoredFile]:
+        """Take the locks that are free, make a sub-directory if there is none, and return the files. Raises OSError."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for sub in sorted(self.path.glob(_PREFIX + "*")):
+            self._claim(sub)
+        if not self._locks:
+            sub = self.path / f"{_PREFIX}{secrets.token_hex(4)}"
+            sub.mkdir(mode=0o700)
+            if not self._claim(sub):
+                raise OSError(errno.EACCES, f"{sub} cannot be locked")
+        self._target = next(iter(self._locks))
+        return self.scan()
+
+    def _claim(self, sub: Path) -> bool:
+        """Lock a sub-directory; False if another server holds it, or it is read-only for us."""
+        try:
+            descriptor = os.open(sub / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        self._locks[str(sub)] = descriptor
+        return True
+
+    def close(self) -> None:
+        """Give up the locks. Idempotent."""
+        locks, self._locks = self._locks, {}
+        for descriptor in locks.values():
+            os.close(descriptor)
+
+    def scan(self) -> list[StoredFile]:
+        """Read the headers of files that are not known yet, forget those that are gone, and return all. Own files that cannot be
+        used, and what a killed server was writing, are deleted."""
+        found: set[str] = set()
+        for sub in sorted(self.path.glob(_PREFIX + "*")):
+            own = str(sub) in self._locks
+            with contextlib.suppress(OSError):
+                for path in sorted(sub.iterdir()):
+                    if path.suffix == ".tmp" and own:
+                        with contextlib.suppress(OSError):
+                            path.unlink()
+                    elif path.suffix == _SUFFIX:
+                        found.add(str(path))
+                        if str(path) not in self.files and str(path) not in self._bad:
+                            self._admit(path, own)
+        with self._lock:
+            for gone in self.files.keys() - found:
+                del self.files[gone]
+            return list(self.files.values())
+
+    def _admit(self, path: Path, own: bool) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                stat = os.fstat(descriptor)
+                chain, _ = _read_header(descriptor, stat.st_size)
+            finally:
+                os.close(descriptor)
+        except BadFile as error:
+            self.refuse(str(path), error.reason)
+            return
+        except OSError:
+            return  # gone, or not readable for us
+        with self._lock:
+            self.files[str(path)] = StoredFile(str(path), stat.st_size, stat.st_mtime, own, chain)
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def read(self, path: str, at: Sequence[int], into: memoryview) -> Chain:
+        """Read the entries with these numbers, rising, one behind the other into `into`, which begins at a multiple of
+        `ALIGNMENT`; each takes its padded size. Returns what the header says, which the caller compares with what it looked for.
+        Raises BadFile and OSError."""
+        descriptor = _open_direct(path, os.O_RDONLY)
+        try:
+            chain, begin = _read_header(descriptor, os.fstat(descriptor).st_size)
+            offsets = chain.offsets(begin)
+            if at and at[-1] >= len(chain.entries):
+                raise BadFile("other_tokens", "another file of the same name")
+            done = 0
+            for first, last in _runs(at):
+                length = offsets[last + 1] - offsets[first]
+                if done + length > len(into):
+                    raise BadFile("stale", "blocks of another size")
+                _read_exactly(descriptor, into[done : done + length], offsets[first])
+                done += length
+        finally:
+            os.close(descriptor)
+        return chain
+
+    def touch(self, paths: Sequence[str]) -> None:
+        """Count files as used now, the first one last: of a chain its end leaves first."""
+        now = time.time()
+        for number, path in enumerate(paths):
+            used = now - 1e-3 * number
+            with contextlib.suppress(OSError):
+                if (file := self.files.get(path)) is not None and file.own:
+                    os.utime(path, (used, used))
+                    file.used = used
+
+    def write(self, chain: Chain, data: memoryview, age: float = 0.0) -> tuple[StoredFile | None, list[str]]:
+        """Write a file under a temporary name and rename it. `data`: of all entries, at a multiple of `ALIGNMENT`, each padded.
+        `age`: seconds by which it counts as used earlier than now. Returns it, None if it is larger than the limit, and the paths
+        of the files that left to make room. Raises OSError; nothing is left behind then."""
+        assert self._target is not None, "the directory is open"
+        header = encode_header(chain)
+        total = len(header) + chain.data_bytes
+        if total > self.limit:
+            return None, []
+        evicted = self._make_room(total)
+        name = f"{chain.root[:4].hex()}-{len(chain.tokens)}-{secrets.token_hex(6)}"
+        temporary, final = Path(self._target, f".{name}.tmp"), Path(self._target, name + _SUFFIX)
+        try:
+            descriptor = _open_direct(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            try:
+                os.posix_fallocate(descriptor, 0, total)
+                with mmap.mmap(-1, len(header)) as page:  # begins at a page, as direct output asks
+                    page[:] = header
+                    _write_exactly(descriptor, memoryview(page), 0)
+                _write_exactly(descriptor, data[: chain.data_bytes], len(header))
+                os.fdatasync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # where it was buffered
+            finally:
+                os.close(descriptor)
+            used = time.time() - age
+            os.utime(temporary, (used, used))
+            temporary.rename(final)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        file = StoredFile(str(final), total, used, True, chain)
+        with self._lock:
+            self.files[file.path] = file
+        return file, evicted
+
+    def _make_room(self, num_bytes: int) -> list[str]:
+        """Delete the least recently used own files until so many bytes fit the limit; returns their paths."""
+        with self._lock:
+            own = sorted((file for file in self.files.values() if file.own), key=lambda file: file.used)
+        excess = sum(file.num_bytes for file in own) + num_bytes - self.limit
+        gone = []
+        for file in own:
+            if excess <= 0:
+                break
+            self.delete(file.path)
+            gone.append(file.path)
+            excess -= file.num_bytes
+        return gone
+
+    def delete(self, path: str) -> None:
+        """Forget a file, and delete it if it is own."""
+        with self._lock:
+            self.files.pop(path, None)
+        self._unlink(path)
+
+    def _unlink(self, path: str) -> None:
+        if str(Path(path).parent) in self._locks:
+            with contextlib.suppress(OSError):
+                Path(path).unlink()
+
+    def refuse(self, path: str, reason: str) -> None:
+        """A file cannot be used: it is counted, not read again, and deleted if it lies under a lock of this server."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        self._bad.add(path)
+        with self._lock:
+            self.files.pop(path, None)
+        self._unlink(path)
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def buffer(num_bytes: int) -> memoryview:
+    """Return memory for direct input and output: it begins at a page, and is freed with the last view."""
+    return memoryview(mmap.mmap(-1, max(ALIGNMENT, num_bytes)))
+
+
+def _open_direct(path: str | Path, flags: int) -> int:
+    """Open past the page cache where the file system allows it."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        with contextlib.suppress(OSError):  # some file systems create the file before they refuse
+            if flags & os.O_CREAT:
+                Path(path).unlink()
+        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _read_header(descriptor: int, file_size: int) -> tuple[Chain, int]:
+    """Return what a file says of itself, and the bytes of its header. Raises BadFile and OSError."""
+    first = buffer(ALIGNMENT)
+    if file_size < ALIGNMENT:
+        raise BadFile("cut", f"{file_size} bytes")
+    _read_exactly(descriptor, first[:ALIGNMENT], 0)
+    size = header_size(bytes(first[:ALIGNMENT]))
+    if size > file_size:
+        raise BadFile("cut", f"{file_size} bytes, with a header of {size}")
+    header = buffer(size)
+    _read_exactly(descriptor, header[:size], 0)
+    return decode_header(bytes(header[:size]), file_size), size
+
+
+def _read_exactly(descriptor: int, into: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(into):
+        count = os.preadv(descriptor, [into[done:]], offset + done)
+        if count <= 0:
+            raise BadFile("cut", "the file ends early")
+        done += count
+
+
+def _write_exactly(descriptor: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], offset + done)
+
+
+def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return (first, last) of each run of consecutive numbers."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs

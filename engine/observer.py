@@ -62,6 +62,9 @@ class Observer:
         """A sequence runs again after a failure; the KV of its first `num_tokens` tokens need not be computed again. KV of
         `num_stateless` tokens behind them is there as well, and no snapshot of the states of layers to go on from."""
 
+    def kv_fetched(self, seq: Sequence, num_tokens: int, num_bytes: int, seconds: float, now: float) -> None:
+        """KV of `num_tokens` tokens of a waiting sequence was read from disk, `num_bytes` in `seconds`; 0 tokens: in vain."""
+
     def output_started(self, seq: Sequence, count: int, now: float) -> None:
         """The first `count` tokens of a sequence were committed."""
 

@@ -36,6 +36,8 @@ class WaitReason(enum.StrEnum):
     """The executor does not hold its LoRA adapter."""
     PREFIX = "prefix"
     """Another sequence computes the same prefix in this very step."""
+    TIER = "tier"
+    """KV of its prompt is read from disk."""
     RECOVERY = "recovery"
     """The executor is being restarted, or computes suspects of a failure alone."""
 
@@ -134,6 +136,8 @@ class Story:
         """Each prompt once, for any number of choices."""
         self.cached_tokens = 0
         """Prompt tokens found in the prefix cache, without those that choices share with each other."""
+        self.disk_tokens = 0
+        """Prompt tokens whose KV was read from disk for this call; they are among `cached_tokens` unless it was lost again."""
         self.preempted = 0
         """How often a sequence was put back for want of KV blocks."""
         self.resumed = 0
@@ -208,6 +212,11 @@ class Story:
         """A prompt was looked up in the prefix cache; the first one counts."""
         if self.prefix is None:
             self.prefix = prefix
+
+    def fetch(self, now: float, choice: int, tokens: int, num_bytes: int, seconds: float) -> None:
+        """KV of `tokens` tokens of a waiting prompt came from disk; 0: the read was of no use."""
+        self.disk_tokens += tokens
+        self.tell(now, "kv_from_disk", choice, tokens=tokens, bytes=num_bytes, seconds=round(seconds, 4))
 
     def start_output(self, now: float, choice: int) -> None:
         """A sequence's first token was committed."""

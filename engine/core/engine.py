@@ -21,6 +21,7 @@ from engine.core.assembly import make_scheduler, steps_in_flight
 from engine.core.core_share import SharedCores
 from engine.core.counters import Counters
 from engine.core.delivery import Delivery
+from engine.core.disk_tier import DiskTier, TierStats
 from engine.core.endings import Endings
 from engine.core.health import Health
 from engine.core.inbox import Inbox
@@ -38,6 +39,7 @@ from engine.core.steps import StepQueue
 from engine.core.story_writer import StoryWriter
 from engine.errors import EngineError, InvalidRequest, Unavailable
 from engine.interruptions import Outage
+from engine.kv.disk.disk import Disk, DiskStats
 from engine.mailbox import Outlet
 from engine.metrics_sink import MetricsSink
 from engine.observer import Observer, Observers
@@ -46,6 +48,7 @@ from engine.waiting.admission import Admission
 from engine.waiting.order import make_policy
 from engine.waiting.queue import WaitingQueue
 from executors.contract import (
+    ConfigError,
     ExecutorError,
     InvalidInput,
     ModelExecutor,
@@ -55,6 +58,9 @@ from executors.contract import (
 )
 
 logger = logging.getLogger("cohort.engine")
+
+FLUSH_SECONDS = 20.0
+"""Within which KV that is not on disk yet is written before its memory goes, at a stop or an unload."""
 
 
 class EngineCore:
@@ -68,9 +74,11 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         at_rest: Callable[[], None] = lambda: None,
         cores: SharedCores | None = None,
+        disk: Disk | None = None,
     ) -> None:
         """`at_rest`: what else to do when there has been nothing to compute for a while; milliseconds at most. `cores`: shared by
-        engines whose executors compute on the same cores; None: this one has them alone."""
+        engines whose executors compute on the same cores; None: this one has them alone. `disk`: keeps KV of prompts, also for
+        other engines; None: none does."""
         self.executor = executor
         self.config = config or EngineConfig()
         self.clock = clock
@@ -78,6 +86,8 @@ class EngineCore:
         self.counters = Counters(metrics or MetricsSink())
         self.observer: Observer = Observers(self.counters, StoryWriter(), self.watch)
         self._at_rest = at_rest
+        self._disk = disk
+        self._tier: DiskTier | None = None
         self.journal = Journal()
         self._health = Health()
         self._parking = Parking()
@@ -133,6 +143,7 @@ class EngineCore:
         self._steps.limit = steps_in_flight(self.executor, self.config)
         self._recovery = Recovery(self._scheduler, self.config, self.clock)
         self._endings = Endings(self._scheduler.sequences, self._delivery, self._inbox, self.observer)
+        self._tier = self._make_tier(self._scheduler)
         self._loop = self._make_loop(self._scheduler, self._recovery, self._endings)
         admission = Admission(self._info, self._scheduler.kv, self.executor.kv_capacity(), self.config)
         self._intake = Intake(
@@ -141,6 +152,27 @@ class EngineCore:
         await self.executor.begin_epoch(self.journal.open_epoch())
         self._health.stage = Stage.READY
         self._task = asyncio.create_task(self._loop.run(), name="engine loop")
+
+    def _make_tier(self, scheduler: Scheduler) -> DiskTier | None:
+        """Return what keeps KV on disk, if there is one. Raises ConfigError where that cannot be done."""
+        if self._disk is None:
+            return None
+        kv, memory = scheduler.kv, self.executor.block_memory()
+        if not kv.prefix_caching:
+            raise ConfigError(
+                "kv_cache_dir: there is no prefix cache (enable_prefix_caching) to keep on disk"
+            )
+        if memory is None or not kv.layout.content:
+            raise ConfigError(
+                "kv_cache_dir: the server does not reach this executor's KV blocks: that takes one executor process on a CPU "
+                "(--executor-mode process, no ranks, no Ray)"
+            )
+        assert self._info is not None
+        tier = DiskTier(
+            self._disk, self.executor, memory, scheduler.sequences, self._inbox, self.clock, self._info.name
+        )
+        scheduler.sequences.tier = tier
+        return tier
 
     def _make_loop(self, scheduler: Scheduler, recovery: Recovery, endings: Endings) -> EngineLoop:
         return EngineLoop(
@@ -160,12 +192,15 @@ class EngineCore:
             self._health,
             self.observer,
             self._parking,
+            self._tier,
             self._core_share,
         )
 
     async def park(self) -> None:
         """Preempt all sequences, whose mailboxes stay open, and end the executor until `resume`. Returns when its memory is free.
         Requests are still taken in, and wait. Raises Unavailable if the engine fails meanwhile."""
+        if self._tier is not None and self.stage is Stage.READY:
+            await self._tier.flush(FLUSH_SECONDS)
         parking = self._parking
         parking.pending = True
         self._inbox.wake()
@@ -201,6 +236,11 @@ class EngineCore:
 
     async def stop(self) -> None:
         """End everything: what still runs gets `Unavailable`, the executor is shut down. Idempotent."""
+        if self._tier is not None:
+            if self.stage in (Stage.READY, Stage.DRAINING):
+                await self._tier.flush(FLUSH_SECONDS)
+            await self._tier.stop()
+            self._tier = None
         self._health.stage = Stage.STOPPED
         if self._task is not None:
             self._task.cancel()
@@ -342,6 +382,14 @@ class EngineCore:
             oldest_wait=self._waiting.not_started.oldest_wait(),
             drafts=scheduler.policies.lengths.stats if scheduler else DraftStats(),
         )
+
+    def disk_stats(self) -> tuple[DiskStats, TierStats] | None:
+        """Figures of the disk, shared by all engines, and of this engine's use of it; None if there is none."""
+        if self._disk is None or self._tier is None:
+            return None
+        tier = self._tier.stats
+        tier.waiting = self._tier.num_waiting
+        return self._disk.stats, tier
 
     def sequences(self, most: int) -> list[SequenceView]:
         """At most so many unfinished sequences: those that run, then those that wait, in the order of their ids."""

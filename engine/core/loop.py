@@ -12,6 +12,7 @@ from typing import NoReturn
 from engine.config import EngineConfig
 from engine.core.core_share import CoreShare
 from engine.core.delivery import Delivery
+from engine.core.disk_tier import DiskTier
 from engine.core.endings import Endings
 from engine.core.health import Health
 from engine.core.inbox import Inbox
@@ -59,6 +60,7 @@ class EngineLoop:
     health: Health
     observer: Observer
     parking: Parking
+    tier: DiskTier | None = None
     core_share: CoreShare | None = None
     """The engine's part of cores that others compute on as well; None: it has them alone."""
     _looks_at: float | None = None
@@ -140,6 +142,8 @@ class EngineLoop:
         for seq_id in self.scheduler.sequences.take_released():
             self.executor.release_cache(seq_id)
         self.spare_memory.look()
+        if self.tier is not None:
+            self.tier.look()
         self.adapters.look(self.scheduler.sequences.started, self.delivery.live.values())
 
     async def _land(self) -> None:

@@ -287,6 +287,9 @@ class Scheduler:
                 self.sequences.no_room()
                 plan.blocked = WaitReason.KV_BLOCKS
                 break
+            if self.sequences.tier is not None and self.sequences.tier.begins(seq, hit):
+                self.waiting.reasons.hold(seq, WaitReason.TIER)
+                continue
             self.sequences.admit(seq, hit)
             admitted.append(seq)
             self._grant_prompt(seq, plan)
@@ -310,6 +313,7 @@ class Scheduler:
         if plan.preempted:
             plan.blocked = WaitReason.KV_BLOCKS
             return  # the preempted sequence gave its blocks for running ones, not for new ones
+        tier = self.sequences.tier
         returning = list(self.sequences.returning)
         for seq in returning or self.waiting.policy.candidates(self.sequences.num_slots):
             if not self.sequences.has_slot_to_run_in():
@@ -324,6 +328,8 @@ class Scheduler:
                 self.waiting.reasons.hold(seq, WaitReason.STEP)
             elif not self.sequences.can_admit(seq):
                 plan.blocked = WaitReason.SLOTS
+            elif tier is not None and tier.waits(seq):
+                self.waiting.reasons.hold(seq, WaitReason.TIER)
             elif self._has_adapter(seq):
                 yield seq
             else:

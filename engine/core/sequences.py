@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Protocol
 
 from engine.config import FAILED_STEPS_BEFORE_ALONE
 from engine.core.journal import Journal
@@ -22,6 +23,19 @@ from engine.sequence import Sequence, SequenceStatus
 from engine.story import WaitReason
 from engine.waiting.queue import WaitingQueue
 from executors.contract import UnifiedBatch
+
+
+class Tier(Protocol):
+    """What the scheduler and `Sequences` know of `DiskTier`."""
+
+    def ended(self, seq: Sequence) -> None:
+        """A sequence ends, which has its tables still."""
+
+    def waits(self, seq: Sequence) -> bool:
+        """Whether a waiting sequence waits for the disk."""
+
+    def begins(self, seq: Sequence, hit: Hit) -> bool:
+        """Whether it does from now on, for what `hit` lacks."""
 
 
 class Sequences:
@@ -61,6 +75,8 @@ class Sequences:
         """The same by the step for which they were started, of steps in flight."""
         self._released: list[int] = []
         self._rolled_back: list[Sequence] = []
+        self.tier: Tier | None = None
+        """Takes the KV of ended sequences, and has that of waiting ones; None: there is no disk. Set by EngineCore."""
         self.holdings = Holdings()
         """What could be found or was sealed when the executor failed last."""
 
@@ -89,6 +105,8 @@ class Sequences:
 
     def let_go(self, seq: Sequence) -> None:
         """Give back all a finished sequence holds, once no step in flight uses it."""
+        if self.tier is not None:
+            self.tier.ended(seq)
         self.kv.free(seq)
         if seq.started_epoch == self.journal.epoch:
             self._released.append(seq.seq_id)

@@ -43,6 +43,9 @@ class StoryWriter(Observer):
     def kv_adopted(self, seq: Sequence, num_tokens: int, now: float, num_stateless: int = 0) -> None:
         seq.context.story.adopt(now, seq.mailbox_key, num_tokens, num_stateless)
 
+    def kv_fetched(self, seq: Sequence, num_tokens: int, num_bytes: int, seconds: float, now: float) -> None:
+        seq.context.story.fetch(now, seq.mailbox_key, num_tokens, num_bytes, seconds)
+
     def output_started(self, seq: Sequence, count: int, now: float) -> None:
         seq.context.story.start_output(now, seq.mailbox_key)
 

@@ -53,6 +53,8 @@ class KvCacheManager:
         self.changes = TableChanges()
         self._model = model
         self._most_granted = most_granted
+        self._fetched: list[list[int]] = [[] for _ in self.groups]
+        """Blocks of each group that are filled from files just now."""
         self._strides = StrideFinder(self.groups, layout.block_size)
         self._windows = [group for group in self.groups if group.window is not None]
         self._only = self.groups[0] if len(self.groups) == 1 and not self._windows else None
@@ -432,7 +434,7 @@ class KvCacheManager:
         keys = seq.block_keys
         # Those of an output that windows will leave wait until then: most are not worth a key by that time.
         num_in_windows = seq.prompt_len // self.layout.block_size if self._windows else 0
-        before = keys[seq.num_keyed_blocks - 1] if seq.num_keyed_blocks else self._root(seq)
+        before = keys[seq.num_keyed_blocks - 1] if seq.num_keyed_blocks else self.root_of(seq)
         for index in range(seq.num_keyed_blocks, full):
             tokens = self._block_tokens(seq, index)
             if index == len(keys):
@@ -469,14 +471,15 @@ class KvCacheManager:
         keys = seq.block_keys
         if len(keys) < count:
             new = []
-            before = keys[-1] if keys else self._root(seq)
+            before = keys[-1] if keys else self.root_of(seq)
             for index in range(len(keys), count):
                 before = block_key(before, self._block_tokens(seq, index))
                 new.append(before)
             seq.extend_keys(new)
         return keys[:count] if len(keys) > count else keys
 
-    def _root(self, seq: Sequence) -> bytes:
+    def root_of(self, seq: Sequence) -> bytes:
+        """The key before the sequence's first block."""
         if (
             not self.prefix_caching
         ):  # a sequence finds its own KV again, and that of the other choices of its call
@@ -491,6 +494,55 @@ class KvCacheManager:
         if end <= seq.prompt_len:
             return seq.request.prompt_token_ids[end - size : end]
         return np.array(seq.token_ids(end - size, end), np.int32)
+
+    # -- blocks from files ---------------------------------------------------------------------------------------------
+
+    def hold_for_fetch(
+        self, groups: SequenceOf[int], keys: SequenceOf[bytes], spare: int
+    ) -> list[int] | None:
+        """Take a block of each of these groups, or a slot of the states for the group of states, to be filled from files. None if
+        fewer than `spare` blocks of a group would be free then. What has one of `keys` is not taken."""
+        found = [
+            [block for key in keys if (block := group.cache.block_of(key)) is not None]
+            for group in self.groups
+        ]
+        for group, present in zip(self.groups, found, strict=True):
+            if group.pool.num_free - group.pool.num_free_of(present) - groups.count(group.index) < spare:
+                return None
+        if groups.count(self.layout.state_group) and (self.states is None or not self.states.has_room(None)):
+            return None
+        for group, present in zip(self.groups, found, strict=True):
+            group.pool.share(present)
+        blocks = []
+        for index in groups:
+            if index == self.layout.state_group:
+                assert self.states is not None
+                blocks.append(self.states.hold_for_fetch())
+                continue
+            block = self.groups[index].take()
+            self._fetched[index].append(block)
+            blocks.append(block)
+        for group, present in zip(self.groups, found, strict=True):
+            group.release(reversed(present))
+        return blocks
+
+    def take_fetched(
+        self, group: int, block: int, key: bytes, checksum: int | None, before: bytes, tokens: Int32Array
+    ) -> None:
+        """Free a block of `hold_for_fetch`. With a checksum it is sealed, and found from now on by its key. `before`: key of the
+        block before it; `tokens`: its own."""
+        if group == self.layout.state_group:
+            assert self.states is not None
+            is_found = self.naming.cache.block_of(key) is not None
+            self.states.take_fetched(block, key, checksum if is_found else None)
+            return
+        one = self.groups[group]
+        self._fetched[group].remove(block)
+        if checksum is not None and one.cache.keep(key, block):
+            one.seals.checksums[block] = checksum
+            if one is self.naming:
+                self._history.add(before, key, tokens)
+        one.release((block,))
 
     def explain(self, seq: Sequence, hit: Hit) -> PrefixMatch:
         """Why the prefix cache gave a sequence no more than `hit`, for its story."""
@@ -508,14 +560,14 @@ class KvCacheManager:
         if hit.missed is not None:
             missed = self.groups[hit.missed]
             cause = missed.cache.history.cause(keys[matched])
-            before = keys[matched - 1] if matched else self._root(seq)
+            before = keys[matched - 1] if matched else self.root_of(seq)
             was_cached = self._history.followed(before, self._block_tokens(seq, matched))
             if cause is not None or was_cached or len(self._windows) < len(self.groups):
                 gone = (hit.num_in_full_groups - matched) * self.layout.block_size
                 return PrefixMatch(
                     hit.num_tokens, Missed.EVICTED, None, gone, cause or Lost.WINDOW, missed.window
                 )
-        before = keys[matched - 1] if matched else self._root(seq)
+        before = keys[matched - 1] if matched else self.root_of(seq)
         tokens = self._block_tokens(seq, matched)
         return self._history.explain(before, keys[matched:], tokens, hit.num_tokens)
 
@@ -561,7 +613,8 @@ class KvCacheManager:
             yield
         holders = [seq for seq in sequences if seq.block_tables]
         for group in self.groups:
-            yield from group.integrity(seq.block_tables[group.index].blocks for seq in holders)
+            tables = [seq.block_tables[group.index].blocks for seq in holders]
+            yield from group.integrity([*tables, self._fetched[group.index]])
         for group in self._windows:
             for seq in holders:
                 # A sequence that is cut at its end has gone on before.

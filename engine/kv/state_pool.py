@@ -58,6 +58,8 @@ class StatePool:
         self._freed_at = [0] * layout.num_slots
         self._now = 0
         """Number of `grow_older` calls; the unit of age in `take_spare`."""
+        self._fetched: list[int] = []
+        """Slots that are filled from files just now."""
         self.seals = GroupSeals()
         """Of snapshots, as long as they can be found: a slot is written only where it has no key."""
 
@@ -309,6 +311,23 @@ class StatePool:
         for key in list(self._slot_of):
             self.forget(key)
 
+    # -- from files ----------------------------------------------------------------------------------------------------
+
+    def hold_for_fetch(self) -> int:
+        """Take a slot that is filled from a file; `has_room` says that there is one. Between two steps."""
+        slot = self._take()
+        assert slot is not None, "there is room for it"
+        self._fetched.append(slot)
+        return slot
+
+    def take_fetched(self, slot: int, key: bytes, checksum: int | None) -> None:
+        """Free such a slot. With a checksum it is a snapshot from now on, unless there is one with this key."""
+        self._fetched.remove(slot)
+        if checksum is not None and key not in self._slot_of:
+            self._slot_of[key], self._key_of[slot] = slot, key
+            self.seals.checksums[slot] = checksum
+        self._drop(slot)
+
     # -- slots ---------------------------------------------------------------------------------------------------------
 
     def _hold(self, slot: int) -> None:
@@ -425,6 +444,7 @@ class StatePool:
                     slot for slot in (state.slot, state.before, state.fork) if slot not in (None, ZEROS)
                 )
                 references.update(slot for _, slot in state.unnamed)
+        references.update(self._fetched)
         wrong = [slot for slot, count in enumerate(self._references) if count != references[slot]]
         if wrong:
             raise RuntimeError(f"references differ from states at slots {wrong[:8]}")

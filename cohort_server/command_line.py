@@ -33,6 +33,7 @@ VERBS = {
     "doctor": "clients.doctor.command:doctor",
     "demo": "clients.demo.command:demo",
     "list": "server.commands.list.command:list_models",
+    "cache": "server.commands.cache:app",
     "fetch-default": "server.commands.fetch_default:fetch_default",
     "bench": "clients.bench.command:bench",
     "ray": "server.commands.ray:app",

@@ -144,6 +144,16 @@ class EngineCore:
         self._recovery = Recovery(self._scheduler, self.config, self.clock)
         self._endings = Endings(self._scheduler.sequences, self._delivery, self._inbox, self.observer)
         self._tier = self._make_tier(self._scheduler)
+        if self._tier is not None:
+            try:
+                await self._tier.disk.open()
+            except OSError as error:
+                raise ConfigError(f"kv_cache_dir: {error.filename or ''}: {error.strerror}") from None
+            stats = self._tier.disk.stats
+            logger.info(
+                "prompts are kept on disk: %d files, %.1f of %.1f GB, read at %.0f MB/s",
+                stats.num_files, stats.num_bytes / 1e9, stats.limit / 1e9, stats.read_rate / 1e6,
+            )  # fmt: skip
         self._loop = self._make_loop(self._scheduler, self._recovery, self._endings)
         admission = Admission(self._info, self._scheduler.kv, self.executor.kv_capacity(), self.config)
         self._intake = Intake(
@@ -158,6 +168,8 @@ class EngineCore:
         if self._disk is None:
             return None
         kv, memory = scheduler.kv, self.executor.block_memory()
+        if not kv.layout.paged and not kv.layout.num_bytes:
+            return None  # an encoder keeps no KV
         if not kv.prefix_caching:
             raise ConfigError(
                 "kv_cache_dir: there is no prefix cache (enable_prefix_caching) to keep on disk"

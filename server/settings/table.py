@@ -247,6 +247,19 @@ class Settings:
     enable_prefix_caching: bool = switch(
         True, "Reuse the KV cache of earlier requests whose prompts have the same beginning."
     )
+    kv_cache_dir: str | None = text(
+        None,
+        "Directory in which the KV cache of prompts outlives the server: it is written when a request has ended, and read where "
+        "that is faster than computing. Several servers may use one directory. On CPUs.",
+        metavar="DIR",
+        wording="prompts are computed again after a restart",
+    )
+    kv_disk: int = byte_size(
+        20 << 30, "Size of the files in --kv-cache-dir; the least recently used ones leave."
+    )
+    kv_disk_write: int = byte_size(
+        50_000_000, "Maximum number of bytes that are written to --kv-cache-dir in a second."
+    )
     cache_salt_per_key: bool = switch(
         False,
         "Share the KV cache of a common prefix only between requests with the same API key, so that response times do not reveal "

@@ -27,6 +27,7 @@ from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.startup import banner, best_model
 from server.startup.app import app_of
+from server.startup.disk_cache import disk_of
 from server.startup.key_files import read_keys
 from server.startup.lifecycle import EngineGone, FrontEnd, HttpFrontEnd, serve_by
 from server.startup.loading import loading_display, reporter, unless
@@ -105,6 +106,7 @@ class Bootstrap:
     def __init__(self, settings: Settings, source: Source | None = None) -> None:
         """`source`: what to serve; None: what the settings name, or the default model."""
         self.loader = ModelLoader(settings, source)
+        self.loader.disk = disk_of(self.loader.settings)
         settings = self.settings = self.loader.settings
         self.tls = certificates_of(settings)
         self.keys = read_keys(settings, terminal=logs.is_terminal(settings.log_format))

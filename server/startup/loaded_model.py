@@ -10,6 +10,7 @@ import structlog
 
 from engine.core.core_share import SharedCores
 from engine.core.engine import EngineCore
+from engine.kv.disk.disk import Disk
 from executors.contract import ConfigError
 from server.models.declared import DeclaredModel
 from server.startup.load_stages import LoadStages
@@ -65,13 +66,14 @@ async def load_model(
     source: Source | None,
     memory_limit: int | None,
     cores: SharedCores | None,
+    disk: Disk | None = None,
 ) -> LoadedModel:
-    """Load a model into `state`. `source`: None if it is to be found now. `cores`: see `EngineCore`.
+    """Load a model into `state`. `source`: None if it is to be found now. `cores`, `disk`: see `EngineCore`.
 
     Raises ConfigError, ExecutorError, HubError or SettingsError; nothing is left running then.
     """
     loader = await asyncio.to_thread(ModelLoader, declared.settings, source)
-    loader.memory_limit, loader.cores = memory_limit, cores
+    loader.memory_limit, loader.cores, loader.disk = memory_limit, cores, disk
     core = PendingCore()
     try:
         with reporting(state, declared.settings.log_format) as report:

@@ -18,6 +18,7 @@ import structlog
 
 from engine.core.core_share import SharedCores
 from engine.core.engine import EngineCore
+from engine.kv.disk.disk import Disk
 from engine.text.tokenizer import Tokenizer
 from executors import lora, registry, tiny
 from executors.contract import ConfigError, ExecutorConfig, ModelInfo, ProgressCallback
@@ -102,6 +103,8 @@ class ModelLoader:
         """Bytes that the executor may use, where several models share the memory; None: what is free. The same writer."""
         self.cores: SharedCores | None = None
         """Shared by models that compute on the same cores; None: this one has them alone. The same writer."""
+        self.disk: Disk | None = None
+        """Keeps KV of prompts; shared by the models of the process. The same writer."""
         self.adapters: LoraRegistry | None = None
         self.model_dir: Path  # known once the hub's files are there, and with it
         self.config: ExecutorConfig
@@ -297,6 +300,7 @@ class ModelLoader:
             state.metrics,
             at_rest=gc_tuning.release_when_idle,
             cores=self.cores,
+            disk=self.disk,
         )
         state.core = core
         state.metrics.watch(core)

@@ -26,6 +26,7 @@ from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.startup import banner
 from server.startup.app import app_of
+from server.startup.disk_cache import disk_of
 from server.startup.key_files import read_keys
 from server.startup.lifecycle import HttpFrontEnd, serve_by
 from server.startup.loaded_model import fetch_model, load_model
@@ -61,6 +62,7 @@ class Port:
         self.traces = open_traces(settings.otlp_traces_endpoint)
         self.budget = budget_of(settings)
         self.cores = shared_cores()
+        self.disk = disk_of(settings)
         self.names = tuple(one.declared.name for one in self.models)
 
     def table(self, state: ServerState) -> PortModels:
@@ -118,7 +120,7 @@ class Port:
 
         async def load() -> Runtime:
             limit = entry.spec.need if declared.settings.executor in OF_MODELS else None
-            return await load_model(declared, own, model.source, limit, cores)
+            return await load_model(declared, own, model.source, limit, cores, self.disk)
 
         async def fetch() -> int:
             path = await fetch_model(declared, own, model.source)

@@ -230,6 +230,7 @@ class EngineCollector(Collector):
             "Those of them that need not be computed: from earlier requests, not what the choices of one call share.",
             stats.prefix_hits,
         )
+        yield from _disk(self._core)
         yield _counter(
             "cohort_requests_resumed",
             "Sequences that went on after a failed step or a restart.",
@@ -276,6 +277,41 @@ def _drafts(drafts: DraftStats) -> Iterator[Metric]:
     for place, count in enumerate(drafts.accepted_at):
         by_place.add_metric([str(place)], float(count))
     yield by_place
+
+
+def _disk(core: Core) -> Iterator[Metric]:
+    """Figures of the directory of prompts, if there is one."""
+    read = getattr(core, "disk_stats", None)
+    if not callable(read) or (stats := read()) is None:
+        return
+    disk, tier = stats
+    yield _gauge("cohort_kv_disk_bytes", "Bytes of the server's own files in --kv-cache-dir.", disk.num_bytes)
+    yield _gauge("cohort_kv_disk_limit_bytes", "Bytes that these files may take (--kv-disk).", disk.limit)
+    yield _gauge("cohort_kv_disk_files", "Files in --kv-cache-dir that can be read.", disk.num_files)
+    yield _gauge("cohort_kv_disk_read_rate", "Bytes a second that reads have taken lately.", disk.read_rate)
+    yield _counter("cohort_kv_disk_read_bytes", "Bytes read from --kv-cache-dir.", disk.read_bytes)
+    yield _counter("cohort_kv_disk_written_bytes", "Bytes written to --kv-cache-dir.", disk.written_bytes)
+    yield _counter(
+        "cohort_kv_disk_failed_writes",
+        "Writes that failed; each one stops writing for a minute.",
+        disk.failed_writes,
+    )
+    refused = CounterMetricFamily(
+        "cohort_kv_disk_refused",
+        "Files that were not used, by reason: foreign, cut, damaged, stale, other_tokens.",
+        labels=["reason"],
+    )
+    for reason in ("foreign", "cut", "damaged", "stale", "other_tokens"):
+        refused.add_metric([reason], float(disk.refused.get(reason, 0)))
+    yield refused
+    yield _counter("cohort_kv_disk_hit_tokens", "Prompt tokens whose KV came from disk.", tier.hit_tokens)
+    yield _counter("cohort_kv_disk_fetches", "Prompts for which a read was begun.", tier.fetches)
+    yield _counter("cohort_kv_disk_given_up", "Those of them that were computed all the same.", tier.given_up)
+    yield _counter(
+        "cohort_kv_disk_slower", "Prompts on disk that were faster to compute than to read.", tier.slower
+    )
+    yield _gauge("cohort_kv_disk_waiting", "Sequences that wait for a read.", tier.waiting)
+    yield _gauge("cohort_kv_disk_queued", "Ended sequences whose KV is not written yet.", tier.queued)
 
 
 def _memory(memory: ExecutorMemoryUsage) -> Iterator[Metric]:

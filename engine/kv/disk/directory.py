@@ -237,6 +237,11 @@ class CacheDirectory:
         self._unlink(path)
 
 
+def look(path: Path) -> list[StoredFile]:
+    """Return the usable files of a directory; takes no lock and changes nothing. Blocks."""
+    return CacheDirectory(path, 0).scan()
+
+
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 

@@ -128,6 +128,7 @@ class Disk:
         self._paused_until = 0.0
         self._scanned_at = clock()
         self._scan: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
         self._stats = DiskStats(limit=directory.limit)
         self.is_open = False
 
@@ -145,7 +146,13 @@ class Disk:
         return self._stats.read_rate
 
     async def open(self) -> None:
-        """Find the files that are there, and measure how fast one is read. Raises OSError for a directory that cannot be used."""
+        """Find the files that are there, and measure how fast one is read. Raises OSError for a directory that cannot be used.
+        Does nothing for one that is open."""
+        async with self._opening:
+            if not self.is_open:
+                await self._open()
+
+    async def _open(self) -> None:
         files = await self._reader.run(self._directory.open)
         self._learn(files)
         self.is_open = True

@@ -96,6 +96,7 @@ _SUMMARY: Schema = {
     ),
     "prompt_tokens": COUNT,
     "cached_tokens": COUNT,
+    "disk_tokens": COUNT,
     "output_tokens": COUNT,
     "choices": COUNT,
     "preempted": COUNT,

@@ -59,6 +59,8 @@ class Wanted(NamedTuple):
 class Fetch:
     """The blocks that one prompt needs."""
 
+    content: str
+    """As of the life for which it was begun."""
     keys: list[bytes]
     root: bytes
     tokens: Int32Array
@@ -145,7 +147,6 @@ class DiskTier:
     def __post_init__(self) -> None:
         self.stats = TierStats()
         self._kv = self.sequences.kv
-        self._content = self._kv.layout.content
         self._size = self._kv.layout.block_size
         pace = self.executor.pace()
         self._token_seconds = None if pace is None else pace.prompt_token
@@ -162,6 +163,11 @@ class DiskTier:
         self._tasks: set[asyncio.Task[None]] = set()
         self._begin(self._store())
 
+    @property
+    def _content(self) -> str:
+        """What the bytes of blocks of the executor's present life depend on, beside tokens."""
+        return self.executor.kv_layout().content
+
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -173,6 +179,7 @@ class DiskTier:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.copier.close()
 
     # -- for the loop --------------------------------------------------------------------------------------------------
 
@@ -219,6 +226,7 @@ class DiskTier:
         self._looked.add(seq)
         end = num_blocks * self._size
         fetch = Fetch(
+            self._content,
             list(self._kv.keys_of(seq, num_blocks)),
             self._kv.root_of(seq),
             np.array(seq.token_ids(0, end), np.int32),
@@ -412,7 +420,7 @@ class DiskTier:
         try:
             chain = await self.disk.read(path, [one.place.number for one in piece], data)
             end = (max(one.number for one in piece) + 1) * self._size
-            check_chain(chain, self._content, fetch.root, self.memory.sizes, fetch.tokens[:end], self._size)
+            check_chain(chain, fetch.content, fetch.root, self.memory.sizes, fetch.tokens[:end], self._size)
             for one in piece:
                 if chain.entries[one.place.number] != Entry(one.group, one.number, one.place.checksum):
                     raise BadFile("other_tokens", "another block in the same place")
@@ -456,7 +464,7 @@ class DiskTier:
     def _reserve(self, fetch: Fetch, piece: list[Wanted]) -> _Reserved | None:
         """Take blocks of the pool; None if that would take those of others. Between two steps."""
         kv = self._kv
-        if fetch.over or not kv.seals.active:
+        if fetch.over or not kv.seals.active or fetch.content != self._content:
             return None
         landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         steps = set(self.sequences.by_step)
@@ -510,8 +518,8 @@ class DiskTier:
             try:
                 while await self._store_file(chain):
                     pass
-            except (OSError, ExecutorError) as error:
-                _log.warning("a prompt is not written to the cache: %s", error)
+            except Exception:  # no later prompt is to be lost for it
+                _log.exception("a prompt is not written to the cache")
             if self._ended and self._ended[0] is chain:
                 self._ended.popleft()
             self.stats.queued = len(self._ended)

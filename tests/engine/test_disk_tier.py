@@ -186,6 +186,9 @@ class Hanging:
         self.calls += 1
         return asyncio.get_running_loop().create_future()
 
+    def close(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize("which", ["_reader", "_writer"])
 async def test_no_stream_waits_for_a_disk_that_hangs(

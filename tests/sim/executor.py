@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from engine.core.engine import EngineCore
 from engine.kv.block_group import BlockGroup
 from engine.sequence import Sequence
@@ -170,6 +172,17 @@ class SimExecutor:
 
         self._queue.put_nowait(do)
         await done
+
+    async def adopt_blocks(self, sealed: SealedBlocks) -> Int32Array:
+        """In its turn, behind steps and released memory."""
+        adopted = np.empty(0, np.int32)
+
+        async def adopt() -> None:
+            nonlocal adopted
+            adopted = await self.inner.adopt_blocks(sealed)  # type: ignore[attr-defined]
+
+        await self._told(adopt, 0.002)
+        return adopted
 
     def release_cache(self, cache_id: int) -> None:
         self.released[cache_id] += 1

@@ -15,6 +15,7 @@ from engine.core.engine import EngineCore
 from engine.core.step_budget import LEAST_TOKENS
 from engine.errors import DeadlinePassed, EngineError, ExecutorFailed, SequenceFailed, Unavailable
 from engine.kv import cache_points
+from engine.kv.disk.disk import Disk
 from engine.mailbox import Mailbox
 from engine.request import FinishReason, Request, RequestContext, Stage, TokenDelta
 from executors import registry
@@ -368,9 +369,11 @@ class Run:
             config = replace(
                 config, integrity_check_after=0.002, give_back_after=0.002, give_back_unused_after=0.03
             )
-        core = EngineCore(self.executor, config, clock=asyncio.get_running_loop().time)  # type: ignore[arg-type]
+        clock = asyncio.get_running_loop().time
+        core = EngineCore(self.executor, config, clock=clock, disk=self.disk())  # type: ignore[arg-type]
         self.executor.core = core
         await core.start()
+        self.started(core)
         assert core._scheduler is not None
         for group in core._scheduler.kv.groups:
             watch_reuse(group.pool)
@@ -405,6 +408,13 @@ class Run:
             raise Broken("the executor still holds a sequence")
         await core.stop()
         return core
+
+    def disk(self) -> Disk | None:
+        """What keeps KV beside memory."""
+        return None
+
+    def started(self, core: EngineCore) -> None:
+        """The engine has started."""
 
     async def _add_adapters(self, core: EngineCore) -> None:
         for adapter in ADAPTERS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import queue
 import threading
@@ -25,6 +26,10 @@ WRITE_PAUSE = 60.0
 _SCAN_EVERY = 30.0
 """Seconds between two looks for files of other servers."""
 _MEASURED_BYTES = 32 << 20
+_MEASURE_SECONDS = 2.0
+"""Longest wait for that at the start."""
+_OPEN_SECONDS = 60.0
+"""Longest wait for a look at all headers."""
 _LATEST = 0.3
 """Weight of the latest read in the measured rate."""
 
@@ -35,13 +40,18 @@ class Runner(Protocol):
     def run(self, work: Callable[[], R]) -> asyncio.Future[R]:
         """Return a future of the function's result or exception."""
 
+    def close(self) -> None:
+        """Run nothing more."""
+
 
 class ThreadRunner:
     """A `Runner` with a thread. It is a daemon, so a disk that hangs does not hold up the end of the process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread: threading.Thread | None = None
 
     def run(self, work: Callable[[], R]) -> asyncio.Future[R]:
@@ -53,9 +63,13 @@ class ThreadRunner:
             self._thread.start()
         return future
 
+    def close(self) -> None:
+        """Let the thread end once its jobs are done."""
+        self._jobs.put(None)
+
     def _work(self) -> None:
-        while True:
-            work, future = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
+            work, future = job
             result, error = None, None
             try:
                 result = work()
@@ -64,7 +78,7 @@ class ThreadRunner:
             del work
             with contextlib.suppress(RuntimeError):  # the loop has been closed
                 future.get_loop().call_soon_threadsafe(_settle, future, result, error)
-            del future, result, error
+            del job, future, result, error
 
 
 def _settle(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
@@ -153,13 +167,22 @@ class Disk:
                 await self._open()
 
     async def _open(self) -> None:
-        files = await self._reader.run(self._directory.open)
+        try:
+            async with asyncio.timeout(_OPEN_SECONDS):
+                files = await self._reader.run(self._directory.open)
+        except TimeoutError:
+            raise OSError(errno.ETIMEDOUT, "it does not answer", str(self._directory.path)) from None
         self._learn(files)
         self.is_open = True
         if files:
             largest = max(files, key=lambda file: file.num_bytes)
-            with contextlib.suppress(OSError, BadFile):
-                await self._measure(largest)
+            try:
+                async with asyncio.timeout(_MEASURE_SECONDS):
+                    await self._measure(largest)
+            except TimeoutError:
+                self._stats.read_rate = _MEASURED_BYTES / _MEASURE_SECONDS / 10
+            except (OSError, BadFile):
+                pass  # its turn comes when a prompt needs it
 
     async def _measure(self, file: StoredFile) -> None:
         sizes, numbers, total = file.chain.sizes, [], 0
@@ -168,7 +191,7 @@ class Disk:
             if total > _MEASURED_BYTES:
                 break
             numbers.append(number)
-        await self.read(file.path, numbers, buffer(_MEASURED_BYTES))
+        await self.read(file.path, numbers, buffer(min(total, _MEASURED_BYTES)))
 
     def close(self) -> None:
         """Give up the locks. A read or write that hangs is left behind."""
@@ -176,6 +199,8 @@ class Disk:
         if self._scan is not None:
             self._scan.cancel()
         self._directory.close()
+        self._reader.close()
+        self._writer.close()
 
     # -- the index -----------------------------------------------------------------------------------------------------
 

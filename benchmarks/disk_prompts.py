@@ -1,0 +1,130 @@
+"""First token of an agent's first prompt: cold, and from disk after a restart of the server.
+
+    python -m benchmarks.disk_prompts MODEL_DIR [--tokens 8920,21082] [--flags ...]
+
+The lengths are those of tests/agents/recorded/first_prompts.json. The second server gets the prompt with another date: the tokens
+from `--differs` of its length on are others (Claude Code and Codex put date and directory behind instructions and tools). Its
+files leave the page cache before it starts (posix_fadvise), and are read past it where the file system allows that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+VOCAB = 150_000
+
+
+def main() -> None:
+    """Measure, and print a line of JSON for each length."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--tokens", default="8920")
+    parser.add_argument("--differs", type=float, default=0.97)
+    parser.add_argument("--port", type=int, default=8461)
+    parser.add_argument("--flags", default="")
+    arguments = parser.parse_args()
+    flags = arguments.flags.split()
+    for length in map(int, arguments.tokens.split(",")):
+        directory = Path(tempfile.mkdtemp(prefix="disk-prompts-"))
+        try:
+            result = _morning(arguments, flags, length, directory)
+            print(json.dumps(result), flush=True)
+        finally:
+            shutil.rmtree(directory)
+
+
+def _morning(arguments: argparse.Namespace, flags: list[str], length: int, directory: Path) -> dict[str, Any]:
+    rng = random.Random(length)
+    prompt = [rng.randrange(300, VOCAB) for _ in range(length)]
+    parts_at = int(length * arguments.differs)
+    other = [*prompt[:parts_at], *(rng.randrange(300, VOCAB) for _ in range(length - parts_at))]
+    with _Server(arguments, [*flags, "--kv-cache-dir", str(directory)]) as server:
+        server.first_token([5] * 64)
+        cold = server.first_token(prompt)
+        warm = server.first_token(other)
+    for path in directory.glob("*/*.kv"):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+    stored = sum(path.stat().st_size for path in directory.glob("*/*.kv"))
+    # Written by the first server for both prompts: what the second one adds is found as well, so its tail changes once more.
+    other = [*other[:parts_at], *(rng.randrange(300, VOCAB) for _ in range(length - parts_at))]
+    with _Server(arguments, [*flags, "--kv-cache-dir", str(directory)]) as server:
+        server.first_token([5] * 64)
+        disk = server.first_token(other)
+        metrics = server.metrics()
+    return {
+        "tokens": length, "cold_s": round(cold, 2), "memory_s": round(warm, 2), "disk_s": round(disk, 2),
+        "ratio": round(disk / cold, 3), "stored_bytes": stored,
+        **{name: value for name, value in metrics.items() if name.startswith("cohort_kv_disk")},
+    }  # fmt: skip
+
+
+class _Server:
+    """A server while the block runs."""
+
+    def __init__(self, arguments: argparse.Namespace, flags: list[str]) -> None:
+        self._url = f"http://127.0.0.1:{arguments.port}"
+        command = [
+            sys.executable,
+            "-m",
+            "server.cli",
+            "serve",
+            arguments.model,
+            "--port",
+            str(arguments.port),
+        ]
+        command += ["--served-model-name", "m", "--max-queue-wait", "3600", *flags]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def __enter__(self) -> _Server:
+        while True:
+            if self._process.poll() is not None:
+                raise SystemExit("the server has ended")
+            try:
+                with urllib.request.urlopen(self._url + "/ready") as answer:
+                    if answer.status == 200:
+                        return self
+            except OSError:
+                time.sleep(0.2)
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(120)
+
+    def first_token(self, prompt: list[int]) -> float:
+        """Return seconds until the first token."""
+        body = {"model": "m", "prompt": prompt, "max_tokens": 2, "stream": True, "temperature": 0}
+        request = urllib.request.Request(
+            self._url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        began = time.monotonic()
+        first = 0.0
+        with urllib.request.urlopen(request, timeout=3600) as answer:
+            for line in answer:
+                if not first and line.startswith(b"data: {"):
+                    first = time.monotonic() - began
+        return first
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures without labels."""
+        with urllib.request.urlopen(self._url + "/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        pairs = (line.split() for line in lines if line and line[0] != "#" and "{" not in line)
+        return {name: float(value) for name, value, *_ in pairs}
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,7 @@ from typing import Any, cast
 from prometheus_client.core import Metric
 
 from engine.core.lora import LoraUse
+from engine.kv.disk.disk import DiskStats, TierStats
 from engine.request import DraftStats, EngineStats, Stage
 from executors.contract import ExecutorMemoryUsage, KvLayout
 from server.http.answer_counter import AnswerCounter
@@ -39,6 +40,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
          "cohort_e2e"),
     ),
     ("KV cache and prefixes", ("cohort_kv", "cohort_prefix", "cohort_preemptions", "cohort_cache_config")),
+    ("Prompts on disk", ("cohort_kv_disk",)),
     ("Steps and drafts", ("cohort_step", "cohort_spec")),
     ("Stage and executor", ("cohort_stage", "cohort_build", "cohort_executor", "cohort_log")),
     ("LoRA adapters", ("cohort_lora",)),
@@ -138,6 +140,9 @@ class _Core:
 
     def stats(self) -> EngineStats:
         return EngineStats(Stage.READY, 0, 0, 0, 0, 0, 0, 0, drafts=DraftStats(accepted_at=[0]))
+
+    def disk_stats(self) -> tuple[DiskStats, TierStats]:
+        return DiskStats(), TierStats()
 
 
 class _Loras:

@@ -1,6 +1,6 @@
 """`DiskTier`: KV blocks of ended sequences go to disk, and those of a waiting prompt come back from it.
 
-    ended   sequence -> queue -> blocks that are found and sealed -> copy -> still the same seals? -> file
+    ended   sequence -> `ChainWriter` -> files
     waits   prompt -> what memory and disk hold together -> read -> blocks of the pool -> copy -> the executor adopts -> keys
 
 No step waits for a disk: a sequence that waits for one is passed over, and computed when its time is over. Blocks are taken from
@@ -11,21 +11,20 @@ with the prompt's, and each block's seal by the executor, behind all that it was
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import weakref
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from engine.core.chain_writer import ChainWriter
 from engine.core.inbox import Inbox
 from engine.core.sequences import Sequences
 from engine.kv.disk.directory import buffer
-from engine.kv.disk.disk import Disk, Place, Runner, ThreadRunner
-from engine.kv.disk.format import BadFile, Chain, Entry, check_chain, padded
+from engine.kv.disk.disk import Disk, Place, Runner, ThreadRunner, TierStats
+from engine.kv.disk.format import BadFile, Entry, check_chain, padded
 from engine.kv.hit import Hit
 from engine.sequence import Sequence
 from executors.contract import BlockMemory, ExecutorError, Int32Array, ModelExecutor, SealedBlocks
@@ -33,19 +32,13 @@ from executors.contract import BlockMemory, ExecutorError, Int32Array, ModelExec
 _log = logging.getLogger("cohort.engine")
 
 R = TypeVar("R")
-FILE_BYTES = 64 << 20
-"""A file holds at most so many bytes of blocks, and one block at least."""
-LEAST_TOKENS = 256
-"""Shorter chains, and shorter additions to a chain on disk, are not written."""
 MOST_FETCHES = 2
 """Prompts whose blocks are read at once; others wait for their turn."""
-MOST_ENDED = 256
-"""Ended sequences that wait to be written; older ones are given up."""
 _LONGEST_WAIT = 60.0
 """Seconds that a sequence waits for a disk at most."""
 
 
-class Wanted(NamedTuple):
+class Need(NamedTuple):
     """A block that a prompt needs from the disk."""
 
     group: int
@@ -64,8 +57,8 @@ class Fetch:
     keys: list[bytes]
     root: bytes
     tokens: Int32Array
-    """int32: of all blocks up to the last one that is wanted."""
-    pieces: list[list[Wanted]]
+    """int32: of all blocks up to the last one that is needed."""
+    pieces: list[list[Need]]
     """By file."""
     num_cached: int
     """Tokens that were found in memory."""
@@ -82,49 +75,13 @@ class _Reserved:
 
     epoch: int
     fingerprint: str
-    wanted: list[Wanted]
+    needs: list[Need]
     at: list[int]
     """Where each one lies in the bytes that were read."""
     blocks: list[int]
     landed: asyncio.Future[None]
     steps: set[int]
     """Steps that were in flight: they may read what the blocks held."""
-
-
-@dataclass(eq=False, slots=True)
-class _Ended:
-    """A chain that may be written."""
-
-    keys: list[bytes]
-    root: bytes
-    tokens: Int32Array
-    adapter: str
-    salt: str
-    index: int = 0
-    """Blocks before it are done."""
-    num_files: int = 0
-
-
-class _Source(NamedTuple):
-    entry: Entry
-    block: int
-
-
-@dataclass(slots=True)
-class TierStats:
-    """What the tier did since the engine started."""
-
-    hit_tokens: int = 0
-    """Tokens of prompts that came from disk."""
-    fetches: int = 0
-    given_up: int = 0
-    """Prompts that were computed because their read failed or took too long."""
-    slower: int = 0
-    """Prompts that were computed because a read would have taken longer."""
-    waiting: int = 0
-    """Sequences that wait for a read."""
-    queued: int = 0
-    """Ended sequences whose blocks are not written yet."""
 
 
 @dataclass(eq=False)
@@ -141,7 +98,6 @@ class DiskTier:
     inbox: Inbox
     clock: Callable[[], float]
     model: str
-    least_tokens: int = LEAST_TOKENS
     copier: Runner = field(default_factory=lambda: ThreadRunner("disk-copy"))
 
     def __post_init__(self) -> None:
@@ -155,13 +111,18 @@ class DiskTier:
         self._looked: weakref.WeakSet[Sequence] = weakref.WeakSet()
         """Sequences that the disk has nothing for, or has given all it could."""
         self._reserved: list[_Reserved] = []
-        self._ended: deque[_Ended] = deque()
-        self._news = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._flushing = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._begin(self._store())
+        self.writer = ChainWriter(
+            self.disk,
+            self.executor,
+            self.memory,
+            self.sequences,
+            self.inbox,
+            self.model,
+            self.stats,
+            self.copier,
+        )
+        self._begin(self.writer.run())
 
     @property
     def _content(self) -> str:
@@ -206,16 +167,16 @@ class DiskTier:
         if not hit.looked_up or not self._kv.fits(seq, hit):
             return False
         self.disk.look_around()
-        wanted, num_blocks = self._missing(seq, hit)
-        if not wanted:
+        needs, num_blocks = self._missing(seq, hit)
+        if not needs:
             self._looked.add(seq)
             return False
         for fetch in self._fetches:
-            if wanted[0].place.path in {piece[0].place.path for piece in fetch.pieces}:
+            if needs[0].place.path in {piece[0].place.path for piece in fetch.pieces}:
                 self._waits[seq] = fetch  # it looks again afterwards, for what is left
                 return True
         gain = num_blocks * self._size - hit.num_tokens
-        num_bytes = sum(self.memory.sizes[one.group] for one in wanted)
+        num_bytes = sum(self.memory.sizes[one.group] for one in needs)
         seconds = self._compute_seconds(gain)
         if seconds is not None and num_bytes / self.disk.read_rate >= seconds:
             self._looked.add(seq)
@@ -230,7 +191,7 @@ class DiskTier:
             list(self._kv.keys_of(seq, num_blocks)),
             self._kv.root_of(seq),
             np.array(seq.token_ids(0, end), np.int32),
-            _by_file(wanted, self._kv.layout.state_group),
+            _by_file(needs, self._kv.layout.state_group),
             hit.num_tokens,
             num_bytes,
             self.clock(),
@@ -269,64 +230,12 @@ class DiskTier:
             one.landed.set_result(None)
 
     def ended(self, seq: Sequence) -> None:
-        """A sequence has ended, or its executor is about to: its blocks are written, once it is their turn."""
-        kv = self._kv
-        count = seq.num_keyed_blocks
-        if count * self._size < self.least_tokens or not kv.prefix_caching or seq.suspected:
-            return
-        keys = seq.block_keys[:count]
-        if len(keys) < count or self.disk.find(self._content, kv.naming.index, keys[-1]) is not None:
-            return
-        prompt = seq.request.prompt_token_ids[: count * self._size]
-        rest = np.array(seq.output_token_ids[: count * self._size - len(prompt)], np.int32)
-        salt = seq.context.cache_salt
-        self._ended.append(
-            _Ended(
-                list(keys),
-                kv.root_of(seq),
-                np.concatenate((prompt, rest)).astype(np.int32),
-                seq.request.adapter or "",
-                "" if salt is None else hashlib.sha256(salt.encode(errors="surrogatepass")).hexdigest()[:16],
-            )
-        )
-        if len(self._ended) > MOST_ENDED:
-            self._ended.popleft()
-        self.stats.queued = len(self._ended)
-        self._idle.clear()
-        self._news.set()
-
-    async def flush(self, seconds: float) -> None:
-        """Write what is queued, and what running sequences have, within so many seconds and at any rate."""
-        for seq in list(self.sequences.running):
-            self.ended(seq)
-        self._flushing.set()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
-        except TimeoutError:
-            _log.warning("%d prompts were not written to the cache in %.0f s", len(self._ended), seconds)
-            self._ended.clear()
-        finally:
-            self._flushing.clear()
-
-    async def _in_loop(self, command: Callable[[], R]) -> R:
-        """Run a function between two steps."""
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-
-        def run() -> None:
-            if future.done():
-                return
-            try:
-                future.set_result(command())
-            except Exception as error:
-                future.set_exception(error)
-
-        self.inbox.put(run)
-        return await future
+        """See `ChainWriter`."""
+        self.writer.ended(seq)
 
     # -- from disk -----------------------------------------------------------------------------------------------------
 
-    def _missing(self, seq: Sequence, hit: Hit) -> tuple[list[Wanted], int]:
+    def _missing(self, seq: Sequence, hit: Hit) -> tuple[list[Need], int]:
         """What memory lacks, and the disk has, of the deepest place where a sequence could begin; and the blocks before it."""
         kv = self._kv
         most = (seq.num_known_tokens - 1) // self._size
@@ -361,19 +270,19 @@ class DiskTier:
                     num_blocks = kv.states.round_down(num_blocks - 1)
         if num_blocks <= hit.num_blocks:
             return [], 0
-        wanted = []
+        numbers = list[tuple[int, int]]()
         for group in kv.groups:
             for index in range(group.lowest(num_blocks * self._size), num_blocks):
                 if group.cache.block_of(keys[index]) is None:
-                    wanted.append((group.index, index))
+                    numbers.append((group.index, index))
         if kv.states is not None and kv.states.find(keys[num_blocks - 1]) is None:
-            wanted.append((kv.layout.state_group, num_blocks - 1))
-        found = []
-        for number, index in wanted:
+            numbers.append((kv.layout.state_group, num_blocks - 1))
+        needs = []
+        for number, index in numbers:
             place = self.disk.find(self._content, number, keys[index])
             assert place is not None, "what neither memory nor disk has is not counted"
-            found.append(Wanted(number, index, keys[index], place))
-        return found, num_blocks
+            needs.append(Need(number, index, keys[index], place))
+        return needs, num_blocks
 
     def _has(self, group: int, key: bytes) -> bool:
         return self._in_memory(group, key) or self.disk.find(self._content, group, key) is not None
@@ -409,11 +318,11 @@ class DiskTier:
                 if complete:
                     self.stats.hit_tokens += tokens
                     self.disk.touch(list(dict.fromkeys(piece[0].place.path for piece in fetch.pieces)))
-                now, got = self.clock(), tokens if complete else 0
-                self.sequences.observer.kv_fetched(seq, got, fetch.num_read, seconds, now)
+                now, num_tokens = self.clock(), tokens if complete else 0
+                self.sequences.observer.kv_fetched(seq, num_tokens, fetch.num_read, seconds, now)
             self._end(fetch)
 
-    async def _read(self, fetch: Fetch, piece: list[Wanted]) -> memoryview | None:
+    async def _read(self, fetch: Fetch, piece: list[Need]) -> memoryview | None:
         """Read a file's blocks, and compare what it says of them with what the prompt needs. None: it cannot be used."""
         path = piece[0].place.path
         data = buffer(sum(padded(self.memory.sizes[one.group]) for one in piece))
@@ -433,35 +342,35 @@ class DiskTier:
             return None
         return data
 
-    async def _adopt(self, fetch: Fetch, piece: list[Wanted], data: memoryview) -> bool:
+    async def _adopt(self, fetch: Fetch, piece: list[Need], data: memoryview) -> bool:
         """Copy what was read into blocks of the pool, and let them be found. False: there is no room, or some are damaged."""
-        reserved = await self._in_loop(lambda: self._reserve(fetch, piece))
+        reserved = await self.inbox.ask(lambda: self._reserve(fetch, piece))
         if reserved is None:
             return False
         adopted: Int32Array | None = None
         try:
             await reserved.landed
             await self.copier.run(lambda: self._copy_in(reserved, data))
-            if reserved.wanted:
+            if reserved.needs:
                 adopted = await self.executor.adopt_blocks(
                     SealedBlocks(
                         reserved.fingerprint,
-                        np.array([one.group for one in reserved.wanted], np.int32),
+                        np.array([one.group for one in reserved.needs], np.int32),
                         np.array(reserved.blocks, np.int32),
-                        np.array([one.place.checksum for one in reserved.wanted], np.uint64),
+                        np.array([one.place.checksum for one in reserved.needs], np.uint64),
                     )
                 )
         except (ExecutorError, OSError) as error:
             _log.warning("blocks that were read from disk are not used: %s", error)
         good = set() if adopted is None else set(adopted.tolist())
-        kept = await self._in_loop(lambda: self._settle(fetch, reserved, good))
-        if adopted is not None and len(good) < len(reserved.wanted) and kept:
+        is_same_life = await self.inbox.ask(lambda: self._settle(fetch, reserved, good))
+        if adopted is not None and len(good) < len(reserved.needs) and is_same_life:
             self.disk.refuse(piece[0].place.path, "damaged")
             return False
-        fetch.num_read += sum(self.memory.sizes[one.group] for one in reserved.wanted)
-        return kept and len(good) == len(reserved.wanted)
+        fetch.num_read += sum(self.memory.sizes[one.group] for one in reserved.needs)
+        return is_same_life and len(good) == len(reserved.needs)
 
-    def _reserve(self, fetch: Fetch, piece: list[Wanted]) -> _Reserved | None:
+    def _reserve(self, fetch: Fetch, piece: list[Need]) -> _Reserved | None:
         """Take blocks of the pool; None if that would take those of others. Between two steps."""
         kv = self._kv
         if fetch.over or not kv.seals.active or fetch.content != self._content:
@@ -472,11 +381,11 @@ class DiskTier:
         begin = 0
         for one in piece:
             if not self._in_memory(one.group, one.key):
-                reserved.wanted.append(one)
+                reserved.needs.append(one)
                 reserved.at.append(begin)
             begin += padded(self.memory.sizes[one.group])
         blocks = kv.hold_for_fetch(
-            [one.group for one in reserved.wanted], fetch.keys, len(self.sequences.running)
+            [one.group for one in reserved.needs], fetch.keys, len(self.sequences.running)
         )
         if blocks is None:
             return None
@@ -487,7 +396,7 @@ class DiskTier:
         return reserved
 
     def _copy_in(self, reserved: _Reserved, data: memoryview) -> None:
-        for one, at, block in zip(reserved.wanted, reserved.at, reserved.blocks, strict=True):
+        for one, at, block in zip(reserved.needs, reserved.at, reserved.blocks, strict=True):
             self.memory.write(one.group, block, data[at:])
 
     def _settle(self, fetch: Fetch, reserved: _Reserved, good: set[int]) -> bool:
@@ -495,7 +404,7 @@ class DiskTier:
         two steps."""
         kv = self._kv
         same = reserved.epoch == self.sequences.journal.epoch and reserved.fingerprint == kv.seals.fingerprint
-        for number, (one, block) in enumerate(zip(reserved.wanted, reserved.blocks, strict=True)):
+        for number, (one, block) in enumerate(zip(reserved.needs, reserved.blocks, strict=True)):
             checksum = one.place.checksum if same and number in good else None
             begin = one.number * self._size
             before = fetch.keys[one.number - 1] if one.number else fetch.root
@@ -504,120 +413,11 @@ class DiskTier:
             )
         return same
 
-    # -- to disk -------------------------------------------------------------------------------------------------------
 
-    async def _store(self) -> None:
-        """Write the chains of ended sequences, one file after the other."""
-        while True:
-            if not self._ended:
-                self._idle.set()
-                self._news.clear()
-                await self._news.wait()
-                continue
-            chain = self._ended[0]
-            try:
-                while await self._store_file(chain):
-                    pass
-            except Exception:  # no later prompt is to be lost for it
-                _log.exception("a prompt is not written to the cache")
-            if self._ended and self._ended[0] is chain:
-                self._ended.popleft()
-            self.stats.queued = len(self._ended)
-
-    async def _store_file(self, ended: _Ended) -> bool:
-        """Write the next file of a chain. False if there is none, or it cannot be written."""
-        if not self.disk.takes_writes:
-            return False
-        sources = await self._in_loop(lambda: self._collect(ended))
-        if not sources:
-            return False
-        entries = tuple(source.entry for source in sources)
-        end = (max(entry.number for entry in entries) + 1) * self._size
-        chain = Chain(
-            self._content, ended.root, self._size, self.memory.sizes, ended.tokens[:end], entries,
-            self.model, ended.adapter, ended.salt,
-        )  # fmt: skip
-        data = buffer(chain.data_bytes)
-        await self.copier.run(lambda: self._copy_out(sources, data))
-        if not await self._in_loop(lambda: self._are_sealed(sources)):
-            return False  # a step was submitted meanwhile that may have written to them
-        if not await self.disk.write(chain, data, 1e-3 * ended.num_files):
-            return False
-        ended.num_files += 1
-        if not self._flushing.is_set():
-            seconds = chain.data_bytes / self.disk.write_rate
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._flushing.wait()
-            except TimeoutError:
-                pass
-        return True
-
-    def _collect(self, ended: _Ended) -> list[_Source]:
-        """The next blocks of a chain that are found and sealed, and not on the disk yet: as many as a file takes. Between two
-        steps."""
-        kv, sources, num_bytes = self._kv, list[_Source](), 0
-        full = [group.index for group in kv.groups if group.window is None]
-        if not ended.index:
-            num_new = sum(self.disk.find(self._content, kv.naming.index, key) is None for key in ended.keys)
-            if num_new * self._size < self.least_tokens:
-                return []
-        while ended.index < len(ended.keys):
-            key = ended.keys[ended.index]
-            found = list(self._sources(key, ended.index))
-            if any(not self._on_disk_or(found, group, key) for group in full):
-                ended.index = len(ended.keys)  # what follows a gap cannot be used
-                break
-            size = sum(padded(self.memory.sizes[one.entry.group]) for one in found)
-            if sources and num_bytes + size > FILE_BYTES:
-                break
-            sources += found
-            num_bytes += size
-            ended.index += 1
-        return sources
-
-    def _on_disk_or(self, found: list[_Source], group: int, key: bytes) -> bool:
-        return any(one.entry.group == group for one in found) or (
-            self.disk.find(self._content, group, key) is not None
-        )
-
-    def _sources(self, key: bytes, index: int) -> Iterator[_Source]:
-        """Where a key's blocks, and the snapshot behind it, lie in memory, of those that are not on disk."""
-        kv = self._kv
-        for group in kv.groups:
-            block = group.cache.block_of(key)
-            checksum = None if block is None else group.seals.checksums.get(block)
-            on_disk = self.disk.find(self._content, group.index, key) is not None
-            if block is not None and checksum is not None and not on_disk:
-                yield _Source(Entry(group.index, index, checksum), block)
-        if kv.states is not None and (slot := kv.states.find(key)) is not None:
-            checksum = kv.states.seals.checksums.get(slot)
-            group_index = kv.layout.state_group
-            if checksum is not None and self.disk.find(self._content, group_index, key) is None:
-                yield _Source(Entry(group_index, index, checksum), slot)
-
-    def _copy_out(self, sources: list[_Source], data: memoryview) -> None:
-        begin = 0
-        for source in sources:
-            self.memory.read(source.entry.group, source.block, data[begin:])
-            begin += padded(self.memory.sizes[source.entry.group])
-
-    def _are_sealed(self, sources: list[_Source]) -> bool:
-        """Whether no step that may write to these blocks was submitted since they were collected. Between two steps."""
-        kv = self._kv
-        for entry, block in sources:
-            states = kv.states
-            of_state = states is not None and entry.group == kv.layout.state_group
-            seals = states.seals if of_state and states is not None else kv.groups[entry.group].seals
-            if seals.checksums.get(block) != entry.checksum:
-                return False
-        return True
-
-
-def _by_file(wanted: list[Wanted], state_group: int) -> list[list[Wanted]]:
+def _by_file(needs: list[Need], state_group: int) -> list[list[Need]]:
     """Blocks by file, in the order of the first of each; states last, for a snapshot is found with its block."""
-    pieces: dict[tuple[bool, str], list[Wanted]] = {}
-    for one in sorted(wanted, key=lambda one: one.number):
+    pieces: dict[tuple[bool, str], list[Need]] = {}
+    for one in sorted(needs, key=lambda one: one.number):
         pieces.setdefault((one.group == state_group, one.place.path), []).append(one)
     for piece in pieces.values():
         piece.sort(key=lambda one: one.place.number)

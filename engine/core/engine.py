@@ -21,7 +21,7 @@ from engine.core.assembly import make_scheduler, steps_in_flight
 from engine.core.core_share import SharedCores
 from engine.core.counters import Counters
 from engine.core.delivery import Delivery
-from engine.core.disk_tier import DiskTier, TierStats
+from engine.core.disk_tier import DiskTier
 from engine.core.endings import Endings
 from engine.core.health import Health
 from engine.core.inbox import Inbox
@@ -39,7 +39,7 @@ from engine.core.steps import StepQueue
 from engine.core.story_writer import StoryWriter
 from engine.errors import EngineError, InvalidRequest, Unavailable
 from engine.interruptions import Outage
-from engine.kv.disk.disk import Disk, DiskStats
+from engine.kv.disk.disk import Disk, DiskStats, TierStats
 from engine.mailbox import Outlet
 from engine.metrics_sink import MetricsSink
 from engine.observer import Observer, Observers
@@ -212,7 +212,7 @@ class EngineCore:
         """Preempt all sequences, whose mailboxes stay open, and end the executor until `resume`. Returns when its memory is free.
         Requests are still taken in, and wait. Raises Unavailable if the engine fails meanwhile."""
         if self._tier is not None and self.stage is Stage.READY:
-            await self._tier.flush(FLUSH_SECONDS)
+            await self._tier.writer.flush(FLUSH_SECONDS)
         parking = self._parking
         parking.pending = True
         self._inbox.wake()
@@ -250,7 +250,7 @@ class EngineCore:
         """End everything: what still runs gets `Unavailable`, the executor is shut down. Idempotent."""
         if self._tier is not None:
             if self.stage in (Stage.READY, Stage.DRAINING):
-                await self._tier.flush(FLUSH_SECONDS)
+                await self._tier.writer.flush(FLUSH_SECONDS)
             await self._tier.stop()
             self._tier = None
         self._health.stage = Stage.STOPPED

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 from executors.contract import ExecutorDied
+
+R = TypeVar("R")
 
 
 class Inbox:
@@ -23,6 +26,21 @@ class Inbox:
         """Add a command and wake the loop task if it sleeps."""
         self._commands.append(command)
         self._filled.set()
+
+    async def ask(self, command: Callable[[], R]) -> R:
+        """Add a command, and return its result once it was applied. Raises what it raises."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+
+        def run() -> None:
+            if future.done():
+                return
+            try:
+                future.set_result(command())
+            except Exception as error:
+                future.set_exception(error)
+
+        self.put(run)
+        return await future
 
     def wake(self) -> None:
         """Wake the loop task after a change that is not a command."""

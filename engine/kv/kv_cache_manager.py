@@ -502,16 +502,16 @@ class KvCacheManager:
     ) -> list[int] | None:
         """Take a block of each of these groups, or a slot of the states for the group of states, to be filled from files. None if
         fewer than `spare` blocks of a group would be free then. What has one of `keys` is not taken."""
-        found = [
+        cached = [
             [block for key in keys if (block := group.cache.block_of(key)) is not None]
             for group in self.groups
         ]
-        for group, present in zip(self.groups, found, strict=True):
+        for group, present in zip(self.groups, cached, strict=True):
             if group.pool.num_free - group.pool.num_free_of(present) - groups.count(group.index) < spare:
                 return None
         if groups.count(self.layout.state_group) and (self.states is None or not self.states.has_room(None)):
             return None
-        for group, present in zip(self.groups, found, strict=True):
+        for group, present in zip(self.groups, cached, strict=True):
             group.pool.share(present)
         blocks = []
         for index in groups:
@@ -522,7 +522,7 @@ class KvCacheManager:
             block = self.groups[index].take()
             self._fetched[index].append(block)
             blocks.append(block)
-        for group, present in zip(self.groups, found, strict=True):
+        for group, present in zip(self.groups, cached, strict=True):
             group.release(reversed(present))
         return blocks
 

@@ -58,20 +58,20 @@ def clear(directory: _Dir) -> None:
         files = cache.open()
     except OSError as error:
         fail(f"{directory}: {error.strerror}")
-    kept = 0
+    num_others = 0
     for file in files:
         if file.own:
             cache.delete(file.path)
         else:
-            kept += 1
+            num_others += 1
     cache.close()
     for folder in directory.glob("server-*"):
         if not any(folder.glob("*.kv")):
             with contextlib.suppress(OSError):
                 (folder / "lock").unlink()
                 folder.rmdir()
-    held = f"; {kept} are held by running servers" if kept else ""
-    typer.echo(f"{len(files) - kept} files deleted{held}")
+    others = f"; {num_others} are held by running servers" if num_others else ""
+    typer.echo(f"{len(files) - num_others} files deleted{others}")
 
 
 def _existing(directory: Path) -> Path:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.core import disk_tier
+from engine.core import chain_writer, disk_tier
 from engine.core.engine import EngineCore
 from engine.kv import kv_cache_manager, prefix_cache
 from engine.kv.disk import format as disk_format
@@ -35,8 +35,8 @@ COUNT = 6
 
 @pytest.fixture(autouse=True)
 def _short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_tier, "LEAST_TOKENS", 8)
-    monkeypatch.setattr(disk_tier, "FILE_BYTES", 3 * 4096)  # several files for a prompt
+    monkeypatch.setattr(chain_writer, "LEAST_TOKENS", 8)
+    monkeypatch.setattr(chain_writer, "FILE_BYTES", 3 * 4096)  # several files for a prompt
 
 
 def made(executor: str = "paged_fake", **options: Any) -> FakeExecutor:
@@ -54,7 +54,7 @@ async def serving(
     core = EngineCore(executor or made(), config, clock=time.monotonic, disk=disk)
     await core.start()
     assert core._tier is not None
-    core._tier.least_tokens = 8
+    core._tier.writer.least_tokens = 8
     try:
         yield core
     finally:
@@ -149,7 +149,7 @@ async def test_two_servers_share_a_directory(tmp_path: Path) -> None:
     async with serving(tmp_path) as first:
         await answered(first, PROMPT)
         assert first._tier is not None
-        await first._tier.flush(5)
+        await first._tier.writer.flush(5)
         async with serving(tmp_path) as second:
             assert await answered(second, PROMPT) == 40
             await answered(second, [9] * 30)
@@ -227,7 +227,7 @@ async def test_a_disk_that_cannot_be_written_stops_no_stream(
         for n in range(4):
             await answered(core, [n] * 30)
         assert core._tier is not None
-        await core._tier.flush(5)
+        await core._tier.writer.flush(5)
         stats = core.disk_stats()
         assert stats is not None and stats[0].failed_writes == 1 and stats[0].written_bytes == 0
     assert not files_of(tmp_path, "*/.*.tmp")
@@ -239,7 +239,7 @@ async def test_the_limit_holds_and_evicted_files_are_not_looked_for(tmp_path: Pa
         for n in range(12):
             await answered(core, [n] * 40)
             assert core._tier is not None
-            await core._tier.flush(5)
+            await core._tier.writer.flush(5)
         stats = core.disk_stats()
         assert stats is not None and 0 < stats[0].num_bytes <= limit
         paths = set(files_of(tmp_path))

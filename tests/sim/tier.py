@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.core import disk_tier
+from engine.core import chain_writer, disk_tier
 from engine.core.engine import EngineCore
 from engine.kv import cache_points
 from engine.kv.disk.directory import CacheDirectory
@@ -126,8 +126,8 @@ class TierRun(Run):
         tier = core._tier
         assert tier is not None
         self._tier = tier
-        tier.least_tokens = self.scenario.block_size
-        tier.copier = SimRunner(self._rng, 0.003)
+        tier.writer.least_tokens = self.scenario.block_size
+        tier.copier = tier.writer.copier = SimRunner(self._rng, 0.003)
 
     async def run(self) -> EngineCore:
         core = await super().run()
@@ -166,9 +166,9 @@ def concerns(scenario: Scenario) -> bool:
 
 def simulate_tier(seed: int) -> int:
     """Run the scenario of a seed twice, over the same files. Returns the prompt tokens that came from disk."""
-    rolling, longest, size = cache_points.ROLLING, disk_tier._LONGEST_WAIT, disk_tier.FILE_BYTES
+    rolling, longest, size = cache_points.ROLLING, disk_tier._LONGEST_WAIT, chain_writer.FILE_BYTES
     disk_tier._LONGEST_WAIT = 0.2
-    disk_tier.FILE_BYTES = random.Random(seed).choice((1, 3 * 4096, 64 << 20))
+    chain_writer.FILE_BYTES = random.Random(seed).choice((1, 3 * 4096, 64 << 20))
     hits = 0
     try:
         with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
@@ -183,7 +183,7 @@ def simulate_tier(seed: int) -> int:
                 hits += one.hit_tokens
     finally:
         cache_points.ROLLING = rolling
-        disk_tier._LONGEST_WAIT, disk_tier.FILE_BYTES = longest, size
+        disk_tier._LONGEST_WAIT, chain_writer.FILE_BYTES = longest, size
     return hits
 
 
@@ -211,7 +211,7 @@ def _used_before_its_read_is_answered(patch: pytest.MonkeyPatch) -> None:
     def early(self: disk_tier.DiskTier, fetch: Any, piece: Any) -> Any:
         reserved = reserve(self, fetch, piece)
         if reserved is not None:
-            for one, block in zip(reserved.wanted, reserved.blocks, strict=True):
+            for one, block in zip(reserved.needs, reserved.blocks, strict=True):
                 if one.group < len(self._kv.groups):
                     self._kv.groups[one.group].cache.keep(one.key, block)
         return reserved

@@ -101,7 +101,7 @@ class CacheDirectory:
     def scan(self) -> list[StoredFile]:
         """Read the headers of files that are not known yet, forget those that are gone, and return all. Own files that cannot be
         used, and what a killed server was writing, are deleted."""
-        found: set[str] = set()
+        present: set[str] = set()
         for sub in sorted(self.path.glob(_PREFIX + "*")):
             own = str(sub) in self._locks
             with contextlib.suppress(OSError):
@@ -110,11 +110,11 @@ class CacheDirectory:
                         with contextlib.suppress(OSError):
                             path.unlink()
                     elif path.suffix == _SUFFIX:
-                        found.add(str(path))
+                        present.add(str(path))
                         if str(path) not in self.files and str(path) not in self._bad:
                             self._admit(path, own)
         with self._lock:
-            for gone in self.files.keys() - found:
+            for gone in self.files.keys() - present:
                 del self.files[gone]
             return list(self.files.values())
 

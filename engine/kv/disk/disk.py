@@ -115,6 +115,23 @@ class DiskStats:
     """Bytes a second, as measured."""
 
 
+@dataclass(slots=True)
+class TierStats:
+    """What the tier did since the engine started."""
+
+    hit_tokens: int = 0
+    """Tokens of prompts that came from disk."""
+    fetches: int = 0
+    given_up: int = 0
+    """Prompts that were computed because their read failed or took too long."""
+    slower: int = 0
+    """Prompts that were computed because a read would have taken longer."""
+    waiting: int = 0
+    """Sequences that wait for a read."""
+    queued: int = 0
+    """Ended sequences whose blocks are not written yet."""
+
+
 class Disk:
     """One for a process: the engines of its models share it. All methods belong to the event loop and never wait for the disk
     but by `await`.
@@ -137,7 +154,7 @@ class Disk:
         self._clock = clock
         self._places: dict[tuple[str, int, bytes], Place] = {}
         """By fingerprint, group and key."""
-        self._held: dict[str, list[tuple[str, int, bytes]]] = {}
+        self._names_of: dict[str, list[tuple[str, int, bytes]]] = {}
         """Places of each file."""
         self._paused_until = 0.0
         self._scanned_at = clock()
@@ -209,26 +226,26 @@ class Disk:
         return self._places.get((fingerprint, group, key))
 
     def _learn(self, files: Sequence[StoredFile]) -> None:
-        known = {file.path for file in files}
-        for path in self._held.keys() - known:
+        paths = {file.path for file in files}
+        for path in self._names_of.keys() - paths:
             self.forget(path)
         for file in files:
-            if file.path not in self._held:
+            if file.path not in self._names_of:
                 self._add(file)
 
     def _add(self, file: StoredFile) -> None:
         chain = file.chain
         keys = chain.keys()
-        held = self._held[file.path] = []
+        names = self._names_of[file.path] = []
         for number, entry in enumerate(chain.entries):
             name = chain.fingerprint, entry.group, keys[entry.number]
             if name not in self._places:
                 self._places[name] = Place(file.path, number, entry.checksum)
-                held.append(name)
+                names.append(name)
 
     def forget(self, path: str) -> None:
         """A file is gone."""
-        for name in self._held.pop(path, ()):
+        for name in self._names_of.pop(path, ()):
             self._places.pop(name, None)
 
     def refuse(self, path: str, reason: str) -> None:

@@ -70,8 +70,8 @@ def code_digest(folders: tuple[str, ...] = (".",)) -> bytes:
     """Digest of the sources that compute, kernels included, as they were at the first call: a process that is started later may
     run others. `folders`: of this package, with all below them."""
     digest = hashlib.sha256()
-    found = {one for name in folders for one in (_CODE / name).rglob("*") if one.suffix in _SUFFIXES}
-    for path in sorted(found):
+    sources = {one for name in folders for one in (_CODE / name).rglob("*") if one.suffix in _SUFFIXES}
+    for path in sorted(sources):
         digest.update(str(path.relative_to(_CODE)).encode() + b"\0" + path.read_bytes())
     return digest.digest()
 

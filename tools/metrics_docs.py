@@ -40,7 +40,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
          "cohort_e2e"),
     ),
     ("KV cache and prefixes", ("cohort_kv", "cohort_prefix", "cohort_preemptions", "cohort_cache_config")),
-    ("Prompts on disk", ("cohort_kv_disk",)),
     ("Steps and drafts", ("cohort_step", "cohort_spec")),
     ("Stage and executor", ("cohort_stage", "cohort_build", "cohort_executor", "cohort_log")),
     ("LoRA adapters", ("cohort_lora",)),

@@ -287,8 +287,6 @@ def _disk(core: Core) -> Iterator[Metric]:
     disk, tier = stats
     yield _gauge("cohort_kv_disk_bytes", "Bytes of the server's own files in --kv-cache-dir.", disk.num_bytes)
     yield _gauge("cohort_kv_disk_limit_bytes", "Bytes that these files may take (--kv-disk).", disk.limit)
-    yield _gauge("cohort_kv_disk_files", "Files in --kv-cache-dir that can be read.", disk.num_files)
-    yield _gauge("cohort_kv_disk_read_rate", "Bytes a second that reads have taken lately.", disk.read_rate)
     yield _counter("cohort_kv_disk_read_bytes", "Bytes read from --kv-cache-dir.", disk.read_bytes)
     yield _counter("cohort_kv_disk_written_bytes", "Bytes written to --kv-cache-dir.", disk.written_bytes)
     yield _counter(
@@ -305,12 +303,16 @@ def _disk(core: Core) -> Iterator[Metric]:
         refused.add_metric([reason], float(disk.refused.get(reason, 0)))
     yield refused
     yield _counter("cohort_kv_disk_hit_tokens", "Prompt tokens whose KV came from disk.", tier.hit_tokens)
-    yield _counter("cohort_kv_disk_fetches", "Prompts for which a read was begun.", tier.fetches)
-    yield _counter("cohort_kv_disk_given_up", "Those of them that were computed all the same.", tier.given_up)
-    yield _counter(
-        "cohort_kv_disk_slower", "Prompts on disk that were faster to compute than to read.", tier.slower
+    prompts = CounterMetricFamily(
+        "cohort_kv_disk_prompts",
+        "Prompts that were found on disk: read, given_up (computed because the read failed or took too long), slower (computed "
+        "because a read would have taken longer).",
+        labels=["outcome"],
     )
-    yield _gauge("cohort_kv_disk_waiting", "Sequences that wait for a read.", tier.waiting)
+    outcomes = {"read": tier.fetches - tier.given_up, "given_up": tier.given_up, "slower": tier.slower}
+    for outcome, count in outcomes.items():
+        prompts.add_metric([outcome], float(count))
+    yield prompts
     yield _gauge("cohort_kv_disk_queued", "Ended sequences whose KV is not written yet.", tier.queued)
 
 

@@ -28,6 +28,7 @@ from executors.contract import ConfigError, Int32Array, SealedBlocks
 from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, fake, run
+from tests.tiers import sweep
 
 PROMPT = [7 * i % 50 for i in range(41)]
 COUNT = 6
@@ -312,18 +313,20 @@ def _corrupt(rng: random.Random, files: list[Path]) -> None:
     path.write_bytes(content)
 
 
+@sweep(every=10)
+@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("executor", ["paged_fake", "state_fake"])
-async def test_500_random_corruptions_give_no_wrong_token(tmp_path: Path, executor: str) -> None:
-    """Twice 500. Each time a server finds damaged files, and gives the tokens of the oracle."""
+async def test_random_corruptions_give_no_wrong_token(tmp_path: Path, executor: str, seed: int) -> None:
+    """A thousand in all cases. Each time a server finds damaged files, and gives the tokens of the oracle."""
     whole = tmp_path / "whole"
     prompts = [PROMPT, [*PROMPT[:21], *range(20)], [5] * 41]
     async with serving(whole, made(executor)) as core:
         for prompt in prompts:
             await answered(core, prompt)
-    rng = random.Random(7)
+    rng = random.Random(seed)
     refused = from_disk = 0
-    for number in range(500):
-        path = tmp_path / "damaged"
+    for number in range(25):
+        path = tmp_path / str(number)
         shutil.copytree(whole, path)
         files = [Path(file) for file in files_of(path)]
         early = rng.random() < 0.5
@@ -334,13 +337,10 @@ async def test_500_random_corruptions_give_no_wrong_token(tmp_path: Path, execut
                 _corrupt(rng, files)
             for prompt in prompts:
                 from_disk += await answered(core, prompt)
-            await asyncio.sleep(0)
             stats = core.disk_stats()
             assert stats is not None
             refused += sum(stats[0].refused.values())
-        shutil.rmtree(path)
-        assert number >= 0
-    assert refused >= 250 and from_disk > 500 * 40
+    assert refused >= 5 and from_disk > 25 * 40
 
 
 async def test_a_chain_says_who_may_read_it(tmp_path: Path) -> None:

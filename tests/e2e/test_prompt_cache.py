@@ -40,11 +40,11 @@ def cache(*words: str) -> str:
 def test_a_prompt_survives_a_restart(tmp_path: Path) -> None:
     model, folder = write_model(tmp_path, **SHAPE), tmp_path / "cache"
     flags = [str(model), "--load-format", "dummy", "--kv-cache-dir", str(folder), "--dtype", "float32"]
-    with ServerProcess(flags, tmp_path, ready_within=120) as server:
+    with ServerProcess(flags, tmp_path, ready_within=240) as server:
         first, cached = answer(server, 5)
         assert cached == 0
     assert "files" in cache("stat", str(folder)) and "tokens" in cache("list", str(folder))
-    with ServerProcess(flags, tmp_path, ready_within=120) as server:
+    with ServerProcess(flags, tmp_path, ready_within=240) as server:
         again, cached = answer(server, 5)
         assert again == first and cached >= 1400
         assert server.metric("cohort_kv_disk_hit_tokens_total") >= 1400

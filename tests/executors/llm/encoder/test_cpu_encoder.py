@@ -53,7 +53,7 @@ def vectors(executor: EncoderExecutor, ids: list[np.ndarray], threads: int, pool
     torch.set_num_threads(threads)
     try:
         found = pooled_texts(loaded, together, np.zeros_like(together), starts, [pooling] * len(ids))
-        return np.array(found)
+        return found.numpy()
     finally:
         torch.set_num_threads(before)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from executors.process.output import ChildOutput
 
 
-def core_turns() -> str:
+def new_turns() -> str:
     """Make what executors take turns by that compute on the same cores: `turns` of `connect`. It lives as long as this process.
     Raises OSError or AttributeError where the system has no such files."""
     from executors.process.core_turns import CoreTurns

@@ -22,7 +22,7 @@ from engine.kv.disk.disk import Disk
 from engine.text.tokenizer import Tokenizer
 from executors import lora, registry, tiny
 from executors.contract import ConfigError, ExecutorConfig, ModelInfo, ProgressCallback
-from executors.process import connect, core_turns
+from executors.process import connect, new_turns
 from server import __version__, hub
 from server.answer.notation import ModelNotation
 from server.grammar.validator import GrammarJudge
@@ -442,7 +442,7 @@ def embedded_directory() -> Path:
 def shared_cores() -> SharedCores:
     """What models that compute on the same cores have in common. The file of their turns lives as long as this process."""
     try:
-        return SharedCores(core_turns())
+        return SharedCores(new_turns())
     except (OSError, AttributeError) as error:
         log.warning(
             f"models compute beside each other on the same cores: the system has no file for turns: {error}"

@@ -5,6 +5,7 @@ import { percent } from "../lib/format.js";
 
 const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
 const HOLDS = new Set(["loaded", "loading"]);
+const NAMED_FROM = 0.15; // of the memory: a narrower part has no room for its name
 
 /** The text of a model in the picker: its state too, where several are served. */
 export const optionText = ({ id, status }) => (status ? `${id} (${status.value})` : id);
@@ -21,7 +22,7 @@ export function showMemory(box, { data, memory }) {
     el("span", {
       className: "part", title: `${one.id}: ${gib(one.memory)}, ${one.status.value}`,
       style: `flex-basis: ${percent(one.memory / memory.budget)}`, "data-state": one.status.value,
-    }, one.id),
+    }, one.memory < NAMED_FROM * memory.budget ? "" : one.id),
   );
   box.replaceChildren(
     el("div", { className: "parts", role: "img", "aria-label": `${text}: ${held.map((one) => one.id).join(", ") || "none is loaded"}` }, parts),

@@ -134,14 +134,16 @@ async def test_a_step_that_does_not_continue_its_state_is_refused(reference: Any
 @names
 async def test_weights_in_bf16_int8_and_int4_are_close(reference: Any, name: str) -> None:
     ref = reference(name)
-    # Several prompts: a few tokens for which rounding chooses another expert would be all of a mean.
+    # Of several prompts the tokens that agree best: a few for which rounding chooses another expert would be most of a mean, and
+    # which ones these are is another matter on each CPU.
     prompts = [prompt_of(40, ref.vocab_size, seed) for seed in (3, 4, 5, 6)]
     expected = torch.cat([torch.from_numpy(ref.logits(ids)).log_softmax(-1)[:-1] for ids in prompts])
-    for quantization, bound in ((None, 0.02), ("int8", 0.1), ("int4", 0.5)):
+    for quantization, bound in ((None, 0.01), ("int8", 0.05), ("int4", 0.25)):
         optimization = OptimizationConfig(num_threads=1, quantization=quantization)
         executor = await start(ref.path, dtype="bfloat16", optimization=optimization)
         found = await logprobs_in_steps(executor, prompts, [[17, 1, 22]] * 4)
-        divergence = (expected.exp() * (expected - torch.from_numpy(np.concatenate(found)))).sum(-1).mean()
+        by_token = (expected.exp() * (expected - torch.from_numpy(np.concatenate(found)))).sum(-1)
+        divergence = by_token.sort().values[: len(by_token) * 4 // 5].mean()
         assert 0.0 < float(divergence) < bound, (quantization, float(divergence))
 
 

@@ -83,7 +83,7 @@ def test_panels_do_not_overlap_and_show_what_was_promised() -> None:
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert [panel["title"] for panel in panels if panel["type"] == "row"] == [
         "Overview", "Traffic and latency", "Queue and refusals", "Cache", "Speculation", "LoRA adapters", "Executor's lives",
-        "Server process",
+        "Server process", "Prompts on disk",
     ]  # fmt: skip
     for one, other in combinations([panel["gridPos"] for panel in panels], 2):
         apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]

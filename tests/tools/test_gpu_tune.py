@@ -126,11 +126,11 @@ def test_the_tool_in_its_smallest_form(tmp_path: Path) -> None:
         "cpu",
         "--tiny",
         "--seconds",
-        "8",
+        "16",
         "--out",
         str(out),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=58, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(out.read_text("utf-8"))
     assert report["tiny"] and report["architecture"] == 90

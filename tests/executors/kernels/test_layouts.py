@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from executors.kernels import CPU_ISAS
 from executors.kernels.cpu import (
     ACTIVATIONS,
     INT4_ROW,
@@ -21,6 +20,7 @@ from executors.kernels.cpu import (
 )
 from tests.executors.kernels.blocks import block_bytes, block_size, dequantized, plain_bytes, random_rows
 from tests.executors.llm.attention.test_cpu_attention import BF16, FP32, both_dtypes, every_isa
+from tests.executors.usable_isas import USABLE_ISAS
 from tests.tiers import sweep
 
 # One kind with values from a table of each shape of scales runs in `make test`: the others differ in the table alone.
@@ -136,7 +136,7 @@ def test_every_instruction_set_gives_the_same_bits(kind: str) -> None:
     columns = max(96, 2 * block_size(kind))
     raw = random_rows(kind, 70, columns)
     x = torch.randn(29, columns, generator=torch.Generator().manual_seed(0))
-    first, *others = [packed(raw, kind, isa)(x) for isa in CPU_ISAS]
+    first, *others = [packed(raw, kind, isa)(x) for isa in USABLE_ISAS]
     for other in others:
         assert torch.equal(first, other)
 
@@ -195,7 +195,7 @@ def test_parts_of_several_formats(isa: str, kinds: tuple[str, ...], rows: tuple[
 def test_memory_is_little_more_than_the_file_takes(kind: str) -> None:
     raw = random_rows(kind, 256, 1024)
     bound = {"Q2_K": 1.2, "Q3_K": 1.35, "IQ4_XS": 1.08}.get(kind, 1.07)  # Q3_K: widened to 4 bits
-    assert packed(raw, kind, CPU_ISAS[0]).num_bytes <= bound * raw.nbytes
+    assert packed(raw, kind, USABLE_ISAS[0]).num_bytes <= bound * raw.nbytes
 
 
 @every_isa
@@ -240,7 +240,7 @@ def test_int4_is_as_near_as_its_scales_allow(isa: str, dtype: torch.dtype) -> No
 
 def test_int4_has_the_same_bits_on_every_instruction_set() -> None:
     weights = random_weights(70, 512)
-    first, *others = [quantized_rows(cpu_kernels(isa), weights) for isa in CPU_ISAS]
+    first, *others = [quantized_rows(cpu_kernels(isa), weights) for isa in USABLE_ISAS]
     for other in others:
         assert np.array_equal(first, other)
 

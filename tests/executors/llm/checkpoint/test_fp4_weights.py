@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from executors.contract import ConfigError
 from executors.contract.config import OptimizationConfig
-from executors.kernels import CPU_ISAS
 from executors.kernels.cpu import STORED_KINDS, PackedWeight, cpu_kernels
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.loader import load_model
@@ -27,6 +26,7 @@ from tests.executors.llm.checkpoint.quantized_checkpoints import SHAPES, Tensors
 from tests.executors.llm.checkpoint.test_fp8_weights import distance, logits
 from tests.executors.llm.checkpoint.test_quantized_tensors import INT8_ERROR
 from tests.executors.llm.driver import config
+from tests.executors.usable_isas import USABLE_ISAS
 
 
 def e2m1(code: int) -> float:
@@ -248,7 +248,7 @@ async def test_logits(form: str, checkpoints: dict[str, tuple[Path, Path]]) -> N
 
 
 @pytest.mark.parametrize("form", [name for name, form in FORMS.items() if form.kind is not None])
-@pytest.mark.parametrize("isa", CPU_ISAS)
+@pytest.mark.parametrize("isa", USABLE_ISAS)
 def test_kernels_hold_the_same_weights(
     isa: str, form: str, checkpoints: dict[str, tuple[Path, Path]]
 ) -> None:

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from executors.contract import ConfigError
 from executors.contract.config import ExecutorAttentionConfig, ExecutorMemoryConfig, OptimizationConfig
-from executors.kernels import CPU_ISAS
 from executors.kernels.cpu import PackedWeight, cpu_kernels
 from executors.llm.checkpoint.claims import refuse_claim
 from executors.llm.checkpoint.files import Checkpoint
@@ -35,6 +34,7 @@ from tests.executors.llm.checkpoint.quantized_checkpoints import (
 )
 from tests.executors.llm.checkpoint.test_fp8_weights import distance, logits
 from tests.executors.llm.driver import config, start
+from tests.executors.usable_isas import USABLE_ISAS
 from tests.tiers import sweep
 
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -89,7 +89,7 @@ def test_zeros_of_gptq(case: str, tmp_path: Path) -> None:
 
 @sweep(every=3)
 @every_form
-@pytest.mark.parametrize("isa", CPU_ISAS)
+@pytest.mark.parametrize("isa", USABLE_ISAS)
 def test_kernels_hold_the_same_weights(
     form: str, isa: str, checkpoints: dict[str, tuple[Path, Path]]
 ) -> None:
@@ -118,7 +118,7 @@ async def test_logits(form: str, checkpoints: dict[str, tuple[Path, Path]]) -> N
     """Against the same weights in float32: kept, up to the rounding of activations; widened, exactly."""
     quantized, wide = checkpoints[form]
     expected, plain = await logits(wide)
-    for name in {CPU_ISAS[0], CPU_ISAS[-1]}:
+    for name in {USABLE_ISAS[0], USABLE_ISAS[-1]}:
         kept, executor = await logits(quantized, optimization=OptimizationConfig(num_threads=1, cpu_isa=name))
         assert 5e-5 < distance(kept, expected) < INT8_ERROR
     assert executor.info().quantization == FORMS[form].kind

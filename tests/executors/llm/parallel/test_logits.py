@@ -58,7 +58,8 @@ WRITTEN_BY_TRANSFORMERS = (
 """Shapes of `tests.executors.llm.models`."""
 INTEGERS = (
     "an expert of every token, int4",
-    "GGUF", "GGUF of merged tensors", "GPTQ", "GPTQ in another order of columns", "GPTQ of 4 and 8 bits", "AWQ", "experts in 4 bits", "int8", "int4",
+    "GGUF", "GGUF of merged tensors",
+    "GPTQ", "GPTQ in another order of columns", "GPTQ of 4 and 8 bits", "AWQ", "experts in 4 bits", "int8", "int4",
     "int8, heads that are no blocks", "experts in MXFP4",
 )  # fmt: skip
 """Models whose activations the kernels round to 8 bits."""

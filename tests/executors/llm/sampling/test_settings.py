@@ -7,18 +7,18 @@ import torch
 from executors.contract import noise, reference_sampler
 from executors.contract.batch import SamplingParams, SequenceStart
 from executors.contract.token_history import TokenHistory
-from executors.kernels import CPU_ISAS
 from executors.kernels.cpu import cpu_kernels, kernels_in_use, use_kernels
 from executors.llm.sampling import sampler
 from executors.llm.sampling.edits import EditsBuilder, SlotShapers
 from executors.llm.sampling.sampler import Sampled, SamplingTable, sample
 from tests.executors.chi_square import chi_square_p
+from tests.executors.usable_isas import USABLE_ISAS
 from tests.tiers import sweep
 
 Ids = tuple[int, ...]
 
 
-@pytest.fixture(params=["torch", CPU_ISAS[0]])
+@pytest.fixture(params=["torch", USABLE_ISAS[0]])
 def choosing(request):
     """Tokens are chosen by torch, or by the kernels."""
     before = kernels_in_use()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import numpy as np
 
 from engine.core.inbox import Inbox
 from engine.core.sequences import Sequences
-from engine.kv.disk.directory import buffer
+from engine.kv.disk.directory import FILE_STEP, buffer
 from engine.kv.disk.disk import Disk, Runner, TierStats
 from engine.kv.disk.format import Chain, Entry, padded
 from engine.sequence import Sequence
@@ -47,7 +48,8 @@ class _Ended:
     salt: str
     index: int = 0
     """Blocks before it are done."""
-    num_files: int = 0
+    used: float = 0.0
+    """Time of use of the next file, seconds since 1970."""
 
 
 class _Source(NamedTuple):
@@ -85,10 +87,10 @@ class ChainWriter:
         if count * self._size < self.least_tokens or not kv.prefix_caching or seq.suspected:
             return
         keys = seq.block_keys[:count]
-        if (
-            len(keys) < count
-            or self.disk.find(self.executor.kv_layout().content, kv.naming.index, keys[-1]) is not None
-        ):
+        if len(keys) < count:
+            return
+        if self.disk.find(self.executor.kv_layout().content, kv.naming.index, keys[-1]) is not None:
+            self.disk.touch(self._files_of(keys))
             return
         prompt = seq.request.prompt_token_ids[: count * self._size]
         rest = np.array(seq.output_token_ids[: count * self._size - len(prompt)], np.int32)
@@ -157,9 +159,9 @@ class ChainWriter:
         await self.copier.run(lambda: self._copy_out(sources, data))
         if not await self.inbox.ask(lambda: self._are_sealed(sources)):
             return False  # a step was submitted meanwhile that may have written to them
-        if not await self.disk.write(chain, data, 1e-3 * ended.num_files):
+        if not await self.disk.write(chain, data, ended.used):
             return False
-        ended.num_files += 1
+        ended.used -= FILE_STEP
         if not self._flushing.is_set():
             seconds = chain.data_bytes / self.disk.write_rate
             try:
@@ -175,6 +177,9 @@ class ChainWriter:
         kv, sources, num_bytes = self._kv, list[_Source](), 0
         full = [group.index for group in kv.groups if group.window is None]
         if not ended.index:
+            before = self._files_of(ended.keys)
+            self.disk.touch(before)
+            ended.used = time.time() - FILE_STEP * len(before)
             num_new = sum(
                 self.disk.find(self.executor.kv_layout().content, kv.naming.index, key) is None
                 for key in ended.keys
@@ -194,6 +199,12 @@ class ChainWriter:
             num_bytes += size
             ended.index += 1
         return sources
+
+    def _files_of(self, keys: list[bytes]) -> list[str]:
+        """The files that hold a chain's blocks, in their order."""
+        content, group = self.executor.kv_layout().content, self._kv.naming.index
+        places = (self.disk.find(content, group, key) for key in keys)
+        return list(dict.fromkeys(place.path for place in places if place is not None))
 
     def _on_disk_or(self, some: list[_Source], group: int, key: bytes) -> bool:
         return any(one.entry.group == group for one in some) or (

@@ -121,14 +121,20 @@ def _join(context: Any, value: Any, d: str = "", attribute: str | int | None = N
 
 @jinja2.pass_environment
 def _sum(environment: Any, iterable: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
-    """Sum item by item, so that each addition is checked as `+` is."""
+    """Sum item by item, so that each addition is checked as `+` is. A list grows in place: a new one for each addition would copy
+    all items before it."""
     if attribute is not None:
         iterable = map(filters.make_attrgetter(environment, attribute), iterable)
-    total = start
+    total, is_own = start, False
     for item in iterable:
         if isinstance(total, str) or isinstance(item, str):
             raise TypeError("sum adds numbers and lists: texts are joined")
-        total = environment.call_binop(None, "+", total, item)
+        if is_own and type(item) is list:
+            check_items(len(total) + len(item))
+            total += item
+        else:
+            total = environment.call_binop(None, "+", total, item)
+            is_own = type(total) is list
     return total
 
 

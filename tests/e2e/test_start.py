@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import resource
 import shlex
 import signal
 import socket
@@ -32,24 +33,35 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def libraries_seconds() -> float:
+    """CPU seconds in which a Python imports torch and FastAPI: other people's part of a start, on this CPU and at this time.
+    3.4 on a CPU of 2017, and less than half of that on the one that the bounds below were set on."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", "import fastapi, torch"], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def test_start_to_ready(tmp_path: Path) -> None:
     """The embedded model, from nothing to ready. The bound of 5 s is for an idle machine: there it is the CPU time of both
-    processes at most, which other work on the machine does not change."""
+    processes at most, which other work on the machine does not change. A slow CPU gets twice what it takes for the libraries."""
+    libraries = libraries_seconds()
     with ServerProcess(["cohort-tiny"], tmp_path) as server:
         wall = time.monotonic() - server.started
         cpu = sum(cpu_seconds(pid) for pid in server.processes())
-    print(f"ready after {wall:.2f} s, {cpu:.2f} s of CPU time")
-    assert cpu < 4, cpu
+    print(f"ready after {wall:.2f} s, {cpu:.2f} s of CPU time; libraries {libraries:.2f} s")
+    assert cpu < max(4, 2 * libraries), (cpu, libraries)
     assert wall < 30, wall
 
 
 def test_port_is_open_while_loading(tokenizer_dir: Path, tmp_path: Path) -> None:
     """Open to connections within a second, the best of three on a busy machine, and answering with little more than that in CPU
-    time: the model's files are checked first."""
-    opened, answered = zip(*(_first_answer(tokenizer_dir, tmp_path) for _ in range(3)), strict=True)
-    print(f"open after {opened} s, answering after {answered} s of CPU time")
-    assert min(opened) < 1, opened
-    assert min(answered) < 1.4, answered
+    time: the model's files are checked first. A slow CPU gets a part of what it takes for the libraries."""
+    tries = [(*_first_answer(tokenizer_dir, tmp_path), libraries_seconds()) for _ in range(3)]
+    opened, answered, libraries = map(min, zip(*tries, strict=True))
+    print(f"open, answering after so much CPU time, the libraries' CPU time: {tries}")
+    assert opened < 1, tries
+    assert answered < max(1.4, 0.85 * libraries), tries
 
 
 def _first_answer(tokenizer_dir: Path, folder: Path) -> tuple[float, float]:

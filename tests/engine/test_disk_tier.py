@@ -73,6 +73,11 @@ def files_of(path: Path, pattern: str = "*/*.kv") -> list[str]:
     return sorted(map(str, path.glob(pattern)))
 
 
+async def flushed(core: EngineCore) -> None:
+    assert core._tier is not None
+    await core._tier.writer.flush(60)
+
+
 async def answered(core: EngineCore, prompt: list[int], salt: str | None = None) -> int:
     """Run a prompt, whose tokens must be the oracle's; returns how many tokens of it came from disk."""
     request = asked(prompt, salt)
@@ -235,12 +240,11 @@ async def test_a_disk_that_cannot_be_written_stops_no_stream(
 
 
 async def test_the_limit_holds_and_evicted_files_are_not_looked_for(tmp_path: Path) -> None:
-    limit = 60 << 10
+    limit = 120 << 10  # two prompts of four files
     async with serving(tmp_path, limit=limit) as core:
         for n in range(12):
             await answered(core, [n] * 40)
-            assert core._tier is not None
-            await core._tier.writer.flush(5)
+            await flushed(core)
         stats = core.disk_stats()
         assert stats is not None and 0 < stats[0].num_bytes <= limit
         paths = set(files_of(tmp_path))
@@ -248,6 +252,39 @@ async def test_the_limit_holds_and_evicted_files_are_not_looked_for(tmp_path: Pa
     async with serving(tmp_path, limit=limit) as core:
         assert [await answered(core, [n] * 40) for n in (0, 11)] == [0, 36]
         assert not core.disk_stats()[0].refused  # type: ignore[index]
+
+
+async def test_of_a_prompt_its_end_leaves_first(tmp_path: Path) -> None:
+    limit = 90 << 10  # a prompt and the first half of another one
+    async with serving(tmp_path, limit=limit) as core:
+        for n in range(3):
+            await answered(core, [n] * 40)
+            await flushed(core)
+    async with serving(tmp_path, limit=limit) as core:
+        assert [await answered(core, [n] * 40) for n in (1, 2)] == [12, 36]
+
+
+async def test_a_prompt_that_does_not_fit_the_limit_keeps_its_beginning(tmp_path: Path) -> None:
+    limit = 40 << 10  # half of a prompt
+    async with serving(tmp_path, limit=limit) as core:
+        await answered(core, PROMPT)
+        await flushed(core)
+        assert core.disk_stats()[0].num_files == 2  # type: ignore[index]
+    async with serving(tmp_path, limit=limit) as core:
+        assert await answered(core, PROMPT) == 24
+
+
+async def test_use_of_a_prompt_in_memory_keeps_its_files(tmp_path: Path) -> None:
+    """Each turn of a chat finds the one before it in memory; its first file is as new as its last one."""
+    limit = 130 << 10
+    async with serving(tmp_path, limit=limit) as core:
+        for turn in range(1, 9):
+            await answered(core, [*PROMPT, *[9] * 4 * turn])
+            await flushed(core)
+            await answered(core, [turn] * 24)
+            await flushed(core)
+    async with serving(tmp_path, limit=limit) as core:
+        assert await answered(core, [*PROMPT, *[9] * 4 * 8]) >= 40
 
 
 async def test_a_read_is_dropped_that_the_executor_did_not_survive(

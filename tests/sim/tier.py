@@ -22,7 +22,7 @@ from engine.core.engine import EngineCore
 from engine.kv import cache_points
 from engine.kv.disk.directory import CacheDirectory
 from engine.kv.disk.disk import Disk, Place, Runner
-from engine.kv.disk.format import Chain
+from engine.kv.disk.format import Chain, padded
 from executors.testing.fakes.sealing import SealingFake
 from tests.sim.executor import Faults
 from tests.sim.scenario import Broken, Run, Scenario, draw
@@ -73,16 +73,19 @@ class BadDirectory(CacheDirectory):
 
     def read(self, path: str, at: Any, into: memoryview) -> Chain:
         chain = super().read(path, at, into)
-        if self._rng.random() < self._wrong and len(into):
+        if self._rng.random() < self._wrong and len(at):
             if self._rng.random() < 0.3:
                 raise OSError(errno.EIO, "broken")
-            into[self._rng.randrange(len(into))] ^= 1 << self._rng.randrange(8)
+            sizes = [chain.sizes[chain.entries[number].group] for number in at]
+            chosen = self._rng.randrange(len(sizes))
+            begin = sum(map(padded, sizes[:chosen]))  # a bit of a block, not of what pads it
+            into[begin + self._rng.randrange(sizes[chosen])] ^= 1 << self._rng.randrange(8)
         return chain
 
-    def write(self, chain: Chain, data: memoryview, age: float = 0.0) -> Any:
+    def write(self, chain: Chain, data: memoryview, used: float) -> Any:
         if self._rng.random() < self._wrong / 2:
             raise OSError(errno.ENOSPC, "full")
-        return super().write(chain, data, age)
+        return super().write(chain, data, used)
 
 
 class SimDisk(Disk):

@@ -27,6 +27,8 @@ from engine.kv.disk.format import ALIGNMENT, BadFile, Chain, decode_header, enco
 
 _SUFFIX = ".kv"
 _LOCK = "lock"
+FILE_STEP = 1e-3
+"""Seconds by which a file of a chain counts as used earlier than the one before it: of a chain its end leaves first."""
 _PREFIX = "server-"
 
 
@@ -161,22 +163,24 @@ class CacheDirectory:
         """Count files as used now, the first one last: of a chain its end leaves first."""
         now = time.time()
         for number, path in enumerate(paths):
-            used = now - 1e-3 * number
+            used = now - FILE_STEP * number
             with contextlib.suppress(OSError):
                 if (file := self.files.get(path)) is not None and file.own:
                     os.utime(path, (used, used))
                     file.used = used
 
-    def write(self, chain: Chain, data: memoryview, age: float = 0.0) -> tuple[StoredFile | None, list[str]]:
+    def write(self, chain: Chain, data: memoryview, used: float) -> tuple[StoredFile | None, list[str]]:
         """Write a file under a temporary name and rename it. `data`: of all entries, at a multiple of `ALIGNMENT`, each padded.
-        `age`: seconds by which it counts as used earlier than now. Returns it, None if it is larger than the limit, and the paths
-        of the files that left to make room. Raises OSError; nothing is left behind then."""
+        `used`: time of its use, seconds since 1970. Returns it and the paths of the files that left to make room: files used
+        earlier. If these are too few nothing is changed, and None is returned. Raises OSError; nothing is left behind then."""
         assert self._target is not None, "the directory is open"
         header = encode_header(chain)
         total = len(header) + chain.data_bytes
-        if total > self.limit:
+        leaving = self._room_for(total, used)
+        if leaving is None:
             return None, []
-        evicted = self._make_room(total)
+        for path in leaving:
+            self.delete(path)
         name = f"{chain.root[:4].hex()}-{len(chain.tokens)}-{secrets.token_hex(6)}"
         temporary, final = Path(self._target, f".{name}.tmp"), Path(self._target, name + _SUFFIX)
         try:
@@ -191,7 +195,6 @@ class CacheDirectory:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # where it was buffered
             finally:
                 os.close(descriptor)
-            used = time.time() - age
             os.utime(temporary, (used, used))
             temporary.rename(final)
         except BaseException:
@@ -201,21 +204,23 @@ class CacheDirectory:
         file = StoredFile(str(final), total, used, True, chain)
         with self._lock:
             self.files[file.path] = file
-        return file, evicted
+        return file, leaving
 
-    def _make_room(self, num_bytes: int) -> list[str]:
-        """Delete the least recently used own files until so many bytes fit the limit; returns their paths."""
+    def _room_for(self, num_bytes: int, used: float) -> list[str] | None:
+        """The least recently used own files without which so many bytes fit the limit. None if some of them were used later than
+        `used`: a chain that does not fit keeps its beginning."""
         with self._lock:
             own = sorted((file for file in self.files.values() if file.own), key=lambda file: file.used)
         excess = sum(file.num_bytes for file in own) + num_bytes - self.limit
-        gone = []
+        leaving = []
         for file in own:
             if excess <= 0:
                 break
-            self.delete(file.path)
-            gone.append(file.path)
+            if file.used >= used:
+                return None
+            leaving.append(file.path)
             excess -= file.num_bytes
-        return gone
+        return leaving if excess <= 0 else None
 
     def delete(self, path: str) -> None:
         """Forget a file, and delete it if it is own."""

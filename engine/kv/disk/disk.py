@@ -289,12 +289,13 @@ class Disk:
         """Whether a write would be tried now."""
         return self.is_open and self._clock() >= self._paused_until
 
-    async def write(self, chain: Chain, data: memoryview, age: float) -> bool:
-        """Write a file, see `CacheDirectory.write`. False if that failed: nothing is written for a while then."""
+    async def write(self, chain: Chain, data: memoryview, used: float) -> bool:
+        """Write a file, see `CacheDirectory.write`. False if there is no room, or that failed: nothing is written for a while
+        then."""
         if not self.takes_writes:
             return False
         try:
-            file, evicted = await self._writer.run(lambda: self._directory.write(chain, data, age))
+            file, evicted = await self._writer.run(lambda: self._directory.write(chain, data, used))
         except OSError as error:
             self._stats.failed_writes += 1
             self._paused_until = self._clock() + WRITE_PAUSE

@@ -174,6 +174,10 @@ async def test_the_loop_goes_on_while_a_template_is_refused() -> None:
             "[1, 3][1]23",
         ),
         ("{{ [{'a': 1}, {'a': 2}] | sum(attribute='a') }}", "3"),
+        (
+            "{% set a = [[1], [2], [3]] %}{% set b = [0] %}{{ a | sum(start=b) }}{{ a }}{{ b }}{{ [] | sum(start=b) }}",
+            "[0, 1, 2, 3][[1], [2], [3]][0][0]",
+        ),
         ("{{ [{'a': 1}] | groupby('a') | map('first') | list }}", "[1]"),
         ("{{ ' a ' | trim }}{{ 'ab' | trim('b') }}{{ 2.345 | round(1) }}{{ '<' | e }}", "aa2.3&lt;"),
         ("{% autoescape true %}{{ '<' }}{{ '<' | safe }}{{ 1 }}{% endautoescape %}", "&lt;<1"),

@@ -40,7 +40,7 @@ def opened(path: Path, limit: int = 1 << 30) -> CacheDirectory:
 
 
 def stored(directory: CacheDirectory, one: Chain, age: float = 0.0) -> str:
-    file, _ = directory.write(one, data_of(one), age)
+    file, _ = directory.write(one, data_of(one), time.time() - age)
     assert file is not None
     return file.path
 
@@ -76,7 +76,7 @@ def test_the_least_recently_used_file_leaves(tmp_path: Path) -> None:
     old = stored(directory, chain(list(range(8))), age=20)
     older = stored(directory, chain(list(range(50, 58))), age=40)
     directory.touch([older])
-    file, gone = directory.write(chain(list(range(90, 98))), data_of(chain(list(range(90, 98)))))
+    file, gone = directory.write(chain(list(range(90, 98))), data_of(chain(list(range(90, 98)))), time.time())
     assert file is not None and gone == [old]
     assert {one.path for one in directory.files.values()} == {older, file.path}
     assert not Path(old).exists()
@@ -85,7 +85,7 @@ def test_the_least_recently_used_file_leaves(tmp_path: Path) -> None:
 def test_a_chain_that_is_larger_than_the_limit_is_not_written(tmp_path: Path) -> None:
     directory = opened(tmp_path, limit=3 * ALIGNMENT)
     one = chain(list(range(16)))
-    assert directory.write(one, data_of(one)) == (None, [])
+    assert directory.write(one, data_of(one), time.time()) == (None, [])
     assert not list(tmp_path.glob("*/*.kv"))
 
 
@@ -97,19 +97,19 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space"):
-        directory.write(chain(list(range(8))), data_of(chain(list(range(8)))))
+        directory.write(chain(list(range(8))), data_of(chain(list(range(8)))), time.time())
     assert [path.name for path in next(tmp_path.glob("server-*")).iterdir()] == ["lock"]
 
 
 _WRITER = """
-import sys, pathlib
+import pathlib, sys, time
 from tests.engine.kv.disk.test_directory import chain, data_of, opened
 directory = opened(pathlib.Path(sys.argv[1]))
 print("ready", flush=True)
 number = 0
 while True:
     one = chain([number] * 4 * 200)
-    directory.write(one, data_of(one))
+    directory.write(one, data_of(one), time.time())
     number += 1
 """
 

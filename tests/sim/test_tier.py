@@ -12,7 +12,14 @@ from tests.tiers import sweep
 
 CHUNKS, CHUNK = 8, 150
 """Of these seeds a third has a disk: 300 and more in all."""
-_MOST = 800
+_MOST = 1600
+# Of those that few seeds notice, one that does: the search begins there.
+_NOTICING = {
+    "seals_not_compared": 103,
+    "another_life_not_noticed": 547,
+    "steps_in_flight_not_waited_for": 325,
+    "used_before_its_read_is_answered": 170,
+}
 """Seeds that are looked through for one that notices a mistake."""
 
 
@@ -40,13 +47,14 @@ def test_seeds_with_a_disk(first: int, caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", TIER_MUTANTS)
 def test_a_mistake_is_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL + 1, "cohort.engine")
     TIER_MUTANTS[name](monkeypatch)
-    for seed in range(_MOST):
+    for seed in (_NOTICING.get(name, 0), *range(_MOST)):
         if concerns(draw(seed)):
             try:
                 simulate_tier(seed)

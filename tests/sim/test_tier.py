@@ -13,6 +13,7 @@ from tests.tiers import sweep
 CHUNKS, CHUNK = 8, 150
 """Of these seeds a third has a disk: 300 and more in all."""
 _MOST = 1600
+"""Seeds that are looked through for one that notices a mistake."""
 # Of those that few seeds notice, one that does: the search begins there.
 _NOTICING = {
     "seals_not_compared": 103,
@@ -20,7 +21,6 @@ _NOTICING = {
     "steps_in_flight_not_waited_for": 325,
     "used_before_its_read_is_answered": 170,
 }
-"""Seeds that are looked through for one that notices a mistake."""
 
 
 def _hold(seeds: range) -> int:

@@ -165,7 +165,14 @@ struct Unpacked {
 };
 
 inline void halves(const uint8_t* in, uint8_t* codes) {  // 16 bytes: values 0 to 15 in the low halves, 16 to 31 in the high
-  for (int i = 0; i < 16; i++) codes[i] = in[i] & 15, codes[i + 16] = in[i] >> 4;
+  constexpr uint64_t LOW = 0x0f0f0f0f0f0f0f0f;
+  for (int i = 0; i < 16; i += 8) {
+    uint64_t eight;
+    memcpy(&eight, in + i, 8);
+    uint64_t low = eight & LOW, high = eight >> 4 & LOW;
+    memcpy(codes + i, &low, 8);
+    memcpy(codes + 16 + i, &high, 8);
+  }
 }
 
 inline void fifth_bits(const uint8_t* in, uint8_t* codes) {
@@ -185,7 +192,15 @@ inline void six_bits(const uint8_t* in, Unpacked& to) {
 
 // 64 bytes of four values of 2 bits each; each 32 bytes hold four blocks, one in each pair of bits.
 inline void two_bits(const uint8_t* in, uint8_t* codes) {
-  for (int i = 0; i < 256; i++) codes[i] = in[i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
+  for (int part = 0; part < 2; part++, in += 32)
+    for (int pair = 0; pair < 4; pair++, codes += 32)
+      for (int i = 0; i < 32; i++) codes[i] = in[i] >> 2 * pair & 3;
+}
+
+// 128 bytes of two values of 4 bits each; each 32 bytes hold two blocks, the first in the low halves.
+inline void four_bits(const uint8_t* in, uint8_t* codes) {
+  for (int part = 0; part < 4; part++, in += 32, codes += 64)
+    for (int i = 0; i < 32; i++) codes[i] = in[i] & 15, codes[32 + i] = in[i] >> 4;
 }
 
 inline const uint8_t* unpack(Q4_0, const uint8_t* in, Unpacked& to) {
@@ -223,7 +238,8 @@ inline const uint8_t* unpack(Q2_K, const uint8_t* in, Unpacked& to) {
 }
 inline const uint8_t* unpack(Q3_K, const uint8_t* in, Unpacked& to) {
   two_bits(in + 32, to.codes);
-  for (int i = 0; i < 256; i++) to.codes[i] |= (in[i % 32] >> i / 32 & 1) << 2;
+  for (int block = 0; block < 8; block++)
+    for (int i = 0; i < 32; i++) to.codes[32 * block + i] |= (in[i] >> block & 1) << 2;
   const uint8_t* packed = in + 96;
   for (int i = 0; i < 16; i++) {
     int low = i < 8 ? packed[i] & 15 : packed[i - 8] >> 4;
@@ -235,21 +251,27 @@ inline const uint8_t* unpack(Q3_K, const uint8_t* in, Unpacked& to) {
 inline const uint8_t* unpack(Q4_K, const uint8_t* in, Unpacked& to) {
   to.scale = u16_at(in), to.minimum = u16_at(in + 2);
   six_bits(in + 4, to);
-  for (int i = 0; i < 256; i++) to.codes[i] = in[16 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
+  four_bits(in + 16, to.codes);
   return in + 144;
 }
 inline const uint8_t* unpack(Q5_K, const uint8_t* in, Unpacked& to) {
   to.scale = u16_at(in), to.minimum = u16_at(in + 2);
   six_bits(in + 4, to);
-  for (int i = 0; i < 256; i++)
-    to.codes[i] = (in[48 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15) | (in[16 + i % 32] >> i / 32 & 1) << 4;
+  four_bits(in + 48, to.codes);
+  for (int block = 0; block < 8; block++)
+    for (int i = 0; i < 32; i++) to.codes[32 * block + i] |= (in[16 + i] >> block & 1) << 4;
   return in + 176;
 }
 inline const uint8_t* unpack(Q6_K, const uint8_t* in, Unpacked& to) {
-  for (int i = 0; i < 256; i++) {
-    int low = in[i / 128 * 64 + i % 64] >> i / 64 % 2 * 4 & 15;
-    int high = in[128 + i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
-    to.codes[i] = (uint8_t)(low | high << 4);
+  for (int part = 0; part < 2; part++) {
+    const uint8_t *low = in + 64 * part, *high = in + 128 + 32 * part;
+    uint8_t* codes = to.codes + 128 * part;
+    for (int i = 0; i < 32; i++) {
+      codes[i] = (low[i] & 15) | (high[i] & 3) << 4;
+      codes[32 + i] = (low[32 + i] & 15) | (high[i] >> 2 & 3) << 4;
+      codes[64 + i] = low[i] >> 4 | (high[i] >> 4 & 3) << 4;
+      codes[96 + i] = low[32 + i] >> 4 | high[i] >> 6 << 4;
+    }
   }
   for (int i = 0; i < 16; i++) to.scales[i] = (int8_t)in[192 + i];
   to.scale = u16_at(in + 208);
@@ -339,15 +361,23 @@ void dequantize_row(const uint8_t* in, float* out, int64_t columns) {
   }
 }
 
-// A byte of a code: value k of 32 of a column.
-inline uint8_t* code_byte(uint8_t* block, int column, int step, int value) {
-  return block + (step * NR + column) * 4 + value;
+// The codes of one step: four values of a column, a byte each.
+inline uint32_t word_at(const uint8_t* codes) {
+  uint32_t word;
+  memcpy(&word, codes, 4);
+  return word;
 }
 
-// The two bits of a step, in a byte that has those of four.
-inline void put_pair(uint8_t* pairs, int step, int bits) {
-  *pairs = (uint8_t)((*pairs & ~(3 << step % 4 * 2)) | bits << step % 4 * 2);
+// Two bits of each byte of four steps, `low` being the first of them, in one word.
+inline uint32_t pairs_of(const uint8_t* codes, int low) {
+  uint32_t pairs = 0;
+  for (int step = 0; step < 4; step++) pairs |= (word_at(codes + 4 * step) >> low & 0x03030303u) << 2 * step;
+  return pairs;
 }
+
+// Bit 4 of each of a word's bytes, the first byte's in bit 0. The product moves the four bits beside each other, and no two of its
+// other terms meet.
+inline uint32_t fifth_bits_of(uint32_t word) { return (word >> 4 & 0x01010101u) * 0x01020408u >> 24 & 15; }
 
 // Codes and scales of one row to its column. `panel` begins at the head.
 template <class L>
@@ -361,24 +391,22 @@ inline void put_unpacked(uint8_t* panel, int column, const Unpacked& from) {
   for (int b = 0; b < L::BLOCKS; b++) {
     uint8_t* block = panel + L::HEAD_BYTES + b * L::BLOCK_BYTES;
     const uint8_t* codes = from.codes + b * BLOCK;
-    for (int i = 0; i < BLOCK; i++) {
-      int step = i / 4, value = i % 4;
-      if (L::CODES == S8) {
-        *code_byte(block, column, step, value) = codes[i] ^ (uint8_t)QuantProduct::FLIP;
-        continue;
-      }
-      if (L::CODES == U2) {
-        put_pair(code_byte(block, column, step / 4, value), step, codes[i]);
-        continue;
-      }
-      if (step < 4) *code_byte(block, column, step, value) = (codes[i] & 15) | codes[i + 16] << 4;
-      if (L::CODES == U5) {
-        uint8_t* bits = block + NR * 16 + (step * 2 + group) * (W / 2);
-        int at = lane * 4 + value;
-        bits[at / 8] = (uint8_t)((bits[at / 8] & ~(1 << at % 8)) | (codes[i] >> 4 & 1) << at % 8);
-      } else if (L::CODES == U6) {
-        put_pair(code_byte(block + NR * 16, column, step / 4, value), step, codes[i] >> 4);
-      }
+    auto put = [&](int number, uint32_t word) { memcpy(block + (number * NR + column) * 4, &word, 4); };
+    if constexpr (L::CODES == S8) {
+      for (int step = 0; step < 8; step++) put(step, word_at(codes + 4 * step) ^ (uint8_t)QuantProduct::FLIP * 0x01010101u);
+    } else if constexpr (L::CODES == U2) {
+      for (int half = 0; half < 2; half++) put(half, pairs_of(codes + 16 * half, 0));
+    } else {
+      for (int step = 0; step < 4; step++)
+        put(step, (word_at(codes + 4 * step) & 0x0f0f0f0fu) | (word_at(codes + 16 + 4 * step) & 0x0f0f0f0fu) << 4);
+      if constexpr (L::CODES == U6)
+        for (int half = 0; half < 2; half++) put(4 + half, pairs_of(codes + 16 * half, 4));
+      if constexpr (L::CODES == U5)
+        for (int step = 0; step < 8; step++) {  // half a byte
+          uint8_t* bits = block + NR * 16 + (step * 2 + group) * (W / 2) + lane / 2;
+          int at = lane % 2 * 4;
+          *bits = (uint8_t)((*bits & ~(15 << at)) | fifth_bits_of(word_at(codes + 4 * step)) << at);
+        }
     }
     if (L::GROUPED) continue;
     uint8_t* scales = block + L::CODE_WORDS * 4;

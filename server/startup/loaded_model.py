@@ -13,6 +13,7 @@ from engine.core.engine import EngineCore
 from engine.kv.disk.disk import Disk
 from executors.contract import ConfigError
 from server.models.declared import DeclaredModel
+from server.startup.known_pace import KnownPace
 from server.startup.load_stages import LoadStages
 from server.startup.loading import reporting
 from server.startup.model_loader import ModelLoader
@@ -67,13 +68,16 @@ async def load_model(
     memory_limit: int | None,
     cores: SharedCores | None,
     disk: Disk | None = None,
+    known_pace: KnownPace | None = None,
 ) -> LoadedModel:
-    """Load a model into `state`. `source`: None if it is to be found now. `cores`, `disk`: see `EngineCore`.
+    """Load a model into `state`. `source`: None if it is to be found now. `cores`, `disk`: see `EngineCore`. `known_pace`: kept
+    from one load of the model to the next.
 
     Raises ConfigError, ExecutorError, HubError or SettingsError; nothing is left running then.
     """
     loader = await asyncio.to_thread(ModelLoader, declared.settings, source)
     loader.memory_limit, loader.cores, loader.disk = memory_limit, cores, disk
+    loader.known_pace = known_pace or loader.known_pace
     core = PendingCore()
     try:
         with reporting(state, declared.settings.log_format) as report:

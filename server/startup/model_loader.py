@@ -10,7 +10,7 @@ import asyncio
 import atexit
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from engine.core.engine import EngineCore
 from engine.kv.disk.disk import Disk
 from engine.text.tokenizer import Tokenizer
 from executors import lora, registry, tiny
-from executors.contract import ConfigError, ExecutorConfig, ModelInfo, ProgressCallback
+from executors.contract import ConfigError, ExecutorConfig, ModelInfo, Pace, ProgressCallback
 from executors.process import connect, new_turns
 from server import __version__, hub
 from server.answer.notation import ModelNotation
@@ -43,6 +43,7 @@ from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.startup import best_model
 from server.startup.core_configs import engine_config, executor_config
+from server.startup.known_pace import KnownPace
 from server.startup.loading import reporting
 from server.startup.lora_models import adapter_facts
 from server.startup.model_source import LocalModel, Source, find_source, tagged_names, with_context
@@ -93,6 +94,8 @@ class ModelLoader:
             draft_source(settings, self.speculation, embedded_directory()) if self.speculation.model else None
         )
         self.draft_dir: Path | None = None
+        self._pace: Pace | None = None
+        """As an earlier load has measured it."""
         self._text: tuple[Path, TextSide] | None = None
         """What was read of the directory."""
         self.pool: WorkerPool | None = None
@@ -103,6 +106,8 @@ class ModelLoader:
         """Bytes that the executor may use, where several models share the memory; None: what is free. The same writer."""
         self.cores: SharedCores | None = None
         """Shared by models that compute on the same cores; None: this one has them alone. The same writer."""
+        self.known_pace = KnownPace()
+        """Of earlier loads of this model in the process. The same writer."""
         self.disk: Disk | None = None
         """Keeps KV of prompts; shared by the models of the process. The same writer."""
         self.adapters: LoraRegistry | None = None
@@ -153,6 +158,7 @@ class ModelLoader:
             )
             self.draft_dir = await asyncio.to_thread(model_directory, path)
         self.config = executor_config(self.settings, self.model_dir, self.draft_dir, self.memory_limit)
+        self._pace = await asyncio.to_thread(self.known_pace.of, self.model_dir)
         if self.pool is not None:
             self.pool.model_at(str(self.model_dir), self.is_default)
         engine = self._core(state)
@@ -221,6 +227,7 @@ class ModelLoader:
             await self.pool.serve(self.facts(state, core.core, model))
         state.model = model
         state.progress = None
+        await asyncio.to_thread(self.known_pace.learn, self.model_dir, core.core.executor.pace())
         return model
 
     def facts(self, state: ServerState, core: EngineCore, model: ServedModel) -> Serve:
@@ -286,7 +293,7 @@ class ModelLoader:
 
     def _core(self, state: ServerState) -> EngineCore:
         executor = connect(
-            self.config,
+            replace(self.config, pace=self._pace),
             self.settings.executor_mode,
             output=log_output.of_process(),
             turns=None if self.cores is None else self.cores.turns,

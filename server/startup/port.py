@@ -28,6 +28,7 @@ from server.startup import banner
 from server.startup.app import app_of
 from server.startup.disk_cache import disk_of
 from server.startup.key_files import read_keys
+from server.startup.known_pace import KnownPace
 from server.startup.lifecycle import HttpFrontEnd, serve_by
 from server.startup.loaded_model import fetch_model, load_model
 from server.startup.model_loader import ModelLoader, model_source, shared_cores
@@ -118,9 +119,11 @@ class Port:
             problem=model.problem,
         )
 
+        known_pace = KnownPace()
+
         async def load() -> Runtime:
             limit = entry.spec.need if declared.settings.executor in OF_MODELS else None
-            return await load_model(declared, own, model.source, limit, cores, self.disk)
+            return await load_model(declared, own, model.source, limit, cores, self.disk, known_pace)
 
         async def fetch() -> int:
             path = await fetch_model(declared, own, model.source)

@@ -1,4 +1,4 @@
-"""`import_torch`: torch without the results' shapes of operators on tensors that have no memory.
+"""`import_torch`: torch without the shapes of results on tensors without memory; `random_numbers` for such a torch.
 
 `torch._meta_registrations` holds them for the operators that C++ does not describe itself. Only compilers and computations on the
 device "meta" ask for them; executors compute on no such tensor. It is a fifth of torch's import, on a start that consists of it.
@@ -10,7 +10,10 @@ import importlib
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 _NAME = "torch._meta_registrations"
 
@@ -42,3 +45,11 @@ def import_torch() -> None:
             del sys.modules[_NAME]
     if vars(torch).get("_meta_registrations") is absent:
         del torch._meta_registrations
+
+
+def random_numbers(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Random numbers of a device, from a seed. torch makes no generator before a module was imported that is left out above."""
+    import torch
+    import torch._prims.rng_prims
+
+    return torch.Generator(device=device).manual_seed(seed)

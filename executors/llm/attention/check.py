@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from executors.contract.faults import no_device_memory
+from executors.llm.lean_torch import random_numbers
 from executors.llm.memory.kv_cache import KvCache, plain
 from executors.llm.model.api import Attend
 from executors.llm.model.caches import KvSpec
@@ -69,7 +70,7 @@ class Problem:
         )  # fmt: skip
         self.past = np.array(past, np.int64)
         lengths = self.past + np.array(more, np.int64)
-        noise = torch.Generator().manual_seed(seed)
+        noise = random_numbers(seed)
 
         def random(length: int, heads: int) -> torch.Tensor:
             values = torch.randn(length, heads, spec.head_dim, generator=noise)

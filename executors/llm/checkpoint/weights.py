@@ -25,6 +25,7 @@ from executors.llm.checkpoint.fp8_scales import CheckpointScales
 from executors.llm.checkpoint.fused_tensors import apart
 from executors.llm.checkpoint.tensor_file import TensorFile, beyond_float16
 from executors.llm.checkpoint.transform_tensors import load_transforms, transform_tensors
+from executors.llm.lean_torch import random_numbers
 from executors.llm.model.config import DecoderConfig, read_config
 from executors.llm.model.cuts import Cut
 from executors.llm.model.decoder import Decoder
@@ -434,7 +435,7 @@ _DUMMY_ROWS = 4096
 def fill_dummy(decoder: Decoder, seed: int, progress: Progress) -> None:
     """Fill in random weights, the same for the same seed: norms 1, biases 0, all others normal with standard deviation 0.02. A
     rank has its part of them."""
-    generator = torch.Generator(device=decoder.device).manual_seed(seed)
+    generator = random_numbers(seed, decoder.device)
     places = decoder.places()
     whole = decoder if decoder.alone else Decoder(decoder.whole, torch.float32, torch.device("meta"))
     head_norms = whole.head_norms()

@@ -34,6 +34,7 @@ from executors.llm.encoder.reading import read_encoder
 from executors.llm.encoder.rotary_config import RotaryConfig
 from executors.llm.encoder.rotary_model import RotaryEncoder
 from executors.llm.encoder.slots import Slot, linear_slots
+from executors.llm.lean_torch import random_numbers
 from executors.llm.model.gguf_source import config_path, is_gguf, model_path, read_source
 from executors.llm.model.linear import KIND_NAMES
 
@@ -320,7 +321,7 @@ def _norm_slots(name: str, norm: Norm) -> Iterator[Slot]:
 
 def _fill_dummy(model: Encoder, seed: int) -> None:
     """Random weights: norms of one and zero, everything else with a deviation of 0.02, as transformers initialises."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = random_numbers(seed)
     dense = (
         slot for number, layer in enumerate(model.dense) for slot in _dense_slots(f"dense.{number}.", layer)
     )

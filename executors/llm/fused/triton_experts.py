@@ -18,6 +18,7 @@ from executors.kernels.triton.experts import (
     route,
 )
 from executors.kernels.triton.tuning import Choice, choose, kind_of
+from executors.llm.lean_torch import random_numbers
 
 if TYPE_CHECKING:
     from executors.llm.model.layers.experts import Experts
@@ -88,7 +89,7 @@ class TritonExperts:
 
     def _made_up(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Make `x` and `logits` for `mix` with a clear choice of experts: among near-equal experts either could be chosen."""
-        moe, noise = self._experts.moe, torch.Generator().manual_seed(tokens)
+        moe, noise = self._experts.moe, random_numbers(tokens)
         x = torch.randn(tokens, self._gate_up.columns, generator=noise)
         places = torch.rand(tokens, moe.num_experts, generator=noise).topk(moe.top_k, 1).indices
         chosen = (torch.arange(moe.top_k) / 4).expand(tokens, -1)

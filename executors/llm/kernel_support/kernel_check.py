@@ -41,6 +41,7 @@ from executors.llm.attention.check import CHUNKS, LIMITS, PAST, Problem, verdict
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
 from executors.llm.device.table import device_of
+from executors.llm.lean_torch import random_numbers
 from executors.llm.lora.device import DeviceWeights, add_by_torch, of_place, part_of
 from executors.llm.memory.kv_cache import KvCache, plain
 from executors.llm.model.caches import kv_group
@@ -95,7 +96,7 @@ class _Draw:
     @classmethod
     def of(cls, dtype: torch.dtype, device: torch.device) -> _Draw:
         """Start from the beginning."""
-        return cls(dtype, device, torch.Generator().manual_seed(0))
+        return cls(dtype, device, random_numbers(0))
 
     def __call__(self, *shape: int) -> torch.Tensor:
         """Draw normally distributed numbers."""

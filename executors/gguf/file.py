@@ -14,11 +14,13 @@ claims. A model may lie in several files `NAME-00001-of-00003.gguf`; the first h
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import mmap
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -134,6 +136,22 @@ def _parts(path: Path, metadata: dict[str, Any], count: int) -> tuple[Path, ...]
 
 
 def _read(path: Path, arrays: bool) -> GgufFile:
+    if not arrays:
+        with contextlib.suppress(OSError):  # the reading tells of it
+            stat = path.stat()
+            known = _known(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+            return replace(known, metadata=dict(known.metadata), tensors=dict(known.tensors))
+    return _read_now(path, arrays)
+
+
+@functools.lru_cache(maxsize=8)
+def _known(path: Path, stamp: tuple[int, ...]) -> GgufFile:
+    """A header without its long arrays, as long as the file is the same: a load asks for it nine times, and to skip a vocabulary
+    takes as long as all the rest."""
+    return _read_now(path, arrays=False)
+
+
+def _read_now(path: Path, arrays: bool) -> GgufFile:
     try:
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

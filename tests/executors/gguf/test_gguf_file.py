@@ -328,3 +328,15 @@ def test_faults_of_split_models(tmp_path: Path):
     third.write_bytes(second.read_bytes())
     with pytest.raises(ConfigError, match=r"split.no and split.count are"):
         read_gguf(first)
+
+
+def test_a_header_is_read_again_when_its_file_has_changed(path: Path):
+    path.write_bytes(gguf([u32("a.number", 1)], []))
+    first = read_gguf(path, arrays=False)
+    first.metadata["a.number"] = 5  # a caller's copy is its own
+    assert read_gguf(path, arrays=False).metadata == {"a.number": 1}
+    path.write_bytes(gguf([u32("a.number", 2), u32("a.other", 3)], []))
+    assert read_gguf(path, arrays=False).metadata == {"a.number": 2, "a.other": 3}
+    path.unlink()
+    with pytest.raises(ConfigError, match="no such file"):
+        read_gguf(path, arrays=False)

@@ -2,9 +2,10 @@
 
     python -m benchmarks.disk_prompts MODEL_DIR [--tokens 8920,21082] [--flags ...]
 
-The lengths are those of tests/agents/recorded/first_prompts.json. The second server gets the prompt with another date: the tokens
-from `--differs` of its length on are others (Claude Code and Codex put date and directory behind instructions and tools). Its
-files leave the page cache before it starts (posix_fadvise), and are read past it where the file system allows that.
+The lengths are those of tests/agents/recorded/first_prompts.json. A prompt is a chat: a system prompt of about that many tokens,
+and a user's message that names date and directory, of which the second server gets others (Claude Code and Codex put both behind
+instructions and tools). Its files leave the page cache before it starts (posix_fadvise), and are read past it where the file
+system allows that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-VOCAB = 150_000
+WORDS = "the of and to in is it you that he was for on are with as his they be at one have this from or had by but what some".split()
+"""Each is about one token."""
 
 
 def main() -> None:
@@ -31,7 +33,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--tokens", default="8920")
-    parser.add_argument("--differs", type=float, default=0.97)
     parser.add_argument("--port", type=int, default=8461)
     parser.add_argument("--flags", default="")
     arguments = parser.parse_args()
@@ -47,11 +48,14 @@ def main() -> None:
 
 def _morning(arguments: argparse.Namespace, flags: list[str], length: int, directory: Path) -> dict[str, Any]:
     rng = random.Random(length)
-    prompt = [rng.randrange(300, VOCAB) for _ in range(length)]
-    parts_at = int(length * arguments.differs)
-    other = [*prompt[:parts_at], *(rng.randrange(300, VOCAB) for _ in range(length - parts_at))]
+    system = " ".join(rng.choice(WORDS) for _ in range(length))
+    prompt = [
+        ("system", system),
+        ("user", "It is 1 May 2026. The directory is /home/ann/first. What is in it?"),
+    ]
+    other = [("system", system), ("user", "It is 2 May 2026. The directory is /srv/second. Who wrote it?")]
     with _Server(arguments, [*flags, "--kv-cache-dir", str(directory)]) as server:
-        server.first_token([5] * 64)
+        server.first_token([("user", "Hello there")])
         cold = server.first_token(prompt)
         warm = server.first_token(other)
     for path in directory.glob("*/*.kv"):
@@ -59,10 +63,13 @@ def _morning(arguments: argparse.Namespace, flags: list[str], length: int, direc
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
     stored = sum(path.stat().st_size for path in directory.glob("*/*.kv"))
-    # Written by the first server for both prompts: what the second one adds is found as well, so its tail changes once more.
-    other = [*other[:parts_at], *(rng.randrange(300, VOCAB) for _ in range(length - parts_at))]
+    # The first server has written both prompts: the next day's is a third one.
+    other = [
+        ("system", system),
+        ("user", "It is 3 May 2026. The directory is /mnt/third. How old is it?"),
+    ]
     with _Server(arguments, [*flags, "--kv-cache-dir", str(directory)]) as server:
-        server.first_token([5] * 64)
+        server.first_token([("user", "Hello there")])
         disk = server.first_token(other)
         metrics = server.metrics()
     return {
@@ -104,17 +111,26 @@ class _Server:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(120)
 
-    def first_token(self, prompt: list[int]) -> float:
+    def first_token(self, messages: list[tuple[str, str]]) -> float:
         """Return seconds until the first token."""
-        body = {"model": "m", "prompt": prompt, "max_tokens": 2, "stream": True, "temperature": 0}
+        body = {
+            "model": "m",
+            "messages": [{"role": role, "content": content} for role, content in messages],
+            "max_tokens": 2,
+            "stream": True,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
         request = urllib.request.Request(
-            self._url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+            self._url + "/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
         )
         began = time.monotonic()
         first = 0.0
         with urllib.request.urlopen(request, timeout=3600) as answer:
             for line in answer:
-                if not first and line.startswith(b"data: {"):
+                if not first and line.startswith(b"data: {") and b'"content":""' not in line:
                     first = time.monotonic() - began
         return first
 

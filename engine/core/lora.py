@@ -84,7 +84,8 @@ class LoraAdapters:
         self._loaded: dict[str, None] = {}
         """By the executor, the one unused for longest first."""
         self._stale: set[str] = set()
-        """Held in the epoch before: perhaps they still are, and take room."""
+        """Perhaps held without use, and taking room: those of the epoch before, and loads whose answer has not come or came in a
+        later epoch."""
         self._missing: dict[str, Sequence] = {}
         """Not held, and the first sequence that waits for it; of the last `schedule`."""
         self._leaving: str | None = None
@@ -122,10 +123,10 @@ class LoraAdapters:
             if lives != self._lives:
                 return True
             if len(self._loaded) < self.most:
-                self._loaded[digest] = None
+                self._hold(digest)
                 self._wake()
             else:
-                await self._quietly(self._unload(digest))
+                await self._quietly(self._unload_lost())
             return True
 
     def drop(self, digest: str) -> None:
@@ -262,20 +263,23 @@ class LoraAdapters:
             return
         self._observer.adapter_loaded()
         if lives == self._lives:
-            self._loaded[digest] = None
+            self._hold(digest)
+
+    def _hold(self, digest: str) -> None:
+        """An adapter was loaded in the present epoch, and sequences may use it."""
+        self._stale.discard(digest)
+        self._loaded[digest] = None
 
     async def _load_into(self, digest: str, path: str) -> None:
-        """Load an adapter; steps run on while its file is read."""
+        """Load an adapter; steps run on while its file is read. It is stale until `_hold`, whatever becomes of the call."""
+        self._stale.add(digest)
         await self._model_executor.prepare_adapter(digest, path, digest)
         await self._executor.load_adapter(digest, path, digest)
 
     async def _unload_lost(self) -> None:
         for digest in list(self._stale):
-            await self._unload(digest)
+            await self._executor.unload_adapter(digest)
             self._stale.discard(digest)
-
-    async def _unload(self, digest: str) -> None:
-        await self._executor.unload_adapter(digest)
 
     async def _quietly(self, doing: Awaitable[None]) -> None:
         try:

@@ -140,6 +140,48 @@ async def test_additions_that_take_the_room_of_a_load_have_it() -> None:
     await made.shutdown()
 
 
+@pytest.mark.parametrize("moment", ["added", "wanted", "canceled"])
+async def test_what_another_epoch_may_hold_takes_no_room(moment: str) -> None:
+    """A load whose answer comes in a later epoch than its call, or to no one: the executor may hold the adapter or not."""
+    made = fake(max_adapters=2)
+    await made.warmup()
+    table = lora.LoraAdapters(made, 1, lambda: 0.0, lambda: None, lambda digest, error: None)
+    load, begun, go_on = made.load_adapter, asyncio.Event(), asyncio.Event()
+
+    async def slow(name: str, path: str, digest: str) -> None:
+        if name == "b":
+            await load(name, path, digest)
+            begun.set()
+            await go_on.wait()
+        else:
+            await load(name, path, digest)
+
+    if moment == "wanted":
+        await table.add("b", "/b")
+        table.lose_all()
+        await made.unload_adapter("b")
+        made.load_adapter = slow  # type: ignore[method-assign]
+        waits: Any = SimpleNamespace(
+            request=with_adapter("b"), slot=None, context=SimpleNamespace(arrival_time=0.0)
+        )
+        table.begin_step()
+        assert not table.ready(waits)
+        table.look(tuple, [])
+    else:
+        made.load_adapter = slow  # type: ignore[method-assign]
+        addition = asyncio.create_task(table.add("b", "/b"))
+    await begun.wait()
+    if moment == "canceled":
+        addition.cancel()
+    else:
+        table.lose_all()
+    go_on.set()
+    await until(lambda: table._task is None and not table._turn.locked())
+    for digest in "cdef":
+        assert await table.add(digest, f"/{digest}")
+    await made.shutdown()
+
+
 async def test_a_busy_adapter_gives_way_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora, "PATIENCE", 0.05)
     async with serving(1, "ab") as core:

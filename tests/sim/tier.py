@@ -162,8 +162,6 @@ class _OpensFirst:
 
 def concerns(scenario: Scenario) -> bool:
     """Whether a scenario can run with a disk."""
-    if scenario.max_loras and scenario.faults.idle_deaths:
-        return False  # an executor that dies while adapters are added refuses one of them
     return bool(scenario.fingerprint) and scenario.prefix_caching and not scenario.poisoned
 
 

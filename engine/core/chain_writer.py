@@ -1,9 +1,12 @@
-"""`ChainWriter`: KV blocks of ended sequences go to disk, a file of a chain after the other.
+"""`ChainWriter`: KV blocks of sequences go to disk, a file of a chain after the other.
 
-    ended sequence -> queue -> blocks that are found and sealed -> copy -> still the same seals? -> file
+    ended sequence ----------.
+    running one, each time   +-> queue -> blocks that are found and sealed -> copy -> still the same seals? -> file
+    it has filled a file ----'
 
-No block is held for it: what was reused before its turn is left out, and a copy during which a step was submitted that may write
-to its blocks is dropped. Part of `DiskTier`.
+No block is held for it. A running sequence holds its own, so most of a long prompt is on disk by the time others may take its
+blocks. What was reused before its turn is left out, and a copy during which a step was submitted that may write to its blocks is
+dropped. Part of `DiskTier`.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import asyncio
 import hashlib
 import logging
 import time
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +28,7 @@ from engine.core.sequences import Sequences
 from engine.kv.disk.directory import FILE_STEP, buffer
 from engine.kv.disk.disk import Disk, Runner, TierStats
 from engine.kv.disk.format import Chain, Entry, padded
+from engine.kv.hit import reach
 from engine.sequence import Sequence
 from executors.contract import BlockMemory, Int32Array, ModelExecutor
 
@@ -32,9 +37,13 @@ _log = logging.getLogger("cohort.engine")
 FILE_BYTES = 64 << 20
 """A file holds at most so many bytes of blocks, and one block at least."""
 LEAST_TOKENS = 256
-"""Shorter chains, and shorter additions to a chain on disk, are not written."""
+"""Shorter chains are not written, and additions to a chain on disk once they are as long."""
 MOST_ENDED = 256
-"""Ended sequences that wait to be written; older ones are given up."""
+"""Chains that wait to be written; older ones are given up."""
+STALLED = 60.0
+"""Seconds without a file after which no memory is kept for what is queued: the disk hangs."""
+LOOK_EVERY = 1.0
+"""Seconds between two looks at what running sequences have filled."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,6 +55,8 @@ class _Ended:
     tokens: Int32Array
     adapter: str
     salt: str
+    is_running: bool = False
+    """The sequence had not ended: what its windows leave and what they read is written at its end."""
     index: int = 0
     """Blocks before it are done."""
     used: float = 0.0
@@ -69,6 +80,7 @@ class ChainWriter:
     model: str
     stats: TierStats
     copier: Runner
+    clock: Callable[[], float]
     least_tokens: int = LEAST_TOKENS
 
     def __post_init__(self) -> None:
@@ -79,17 +91,51 @@ class ChainWriter:
         self._idle = asyncio.Event()
         self._idle.set()
         self._flushing = asyncio.Event()
+        self._full = [group for group in self._kv.groups if group.window is None]
+        self._blocks_alone = self._kv.states is None and len(self._full) == len(self._kv.groups)
+        """Whether a prompt can begin behind any of its blocks."""
+        self._content = ""
+        """What the bytes of blocks of the executor's present life depend on, as of the latest command."""
+        self._looks_at = 0.0
+        self._wrote_at = self.clock()
+        self._queued_blocks: weakref.WeakKeyDictionary[Sequence, int] = weakref.WeakKeyDictionary()
+        """Of running sequences: blocks before it were queued."""
+
+    def look(self) -> None:
+        """Between two steps: queue what running sequences have filled, once no ended one waits: those may lose their blocks."""
+        now = self.clock()
+        if now < self._looks_at:
+            return
+        self._looks_at = now + LOOK_EVERY
+        if self._ended or not self._full or not self.disk.takes_writes:
+            return
+        row_bytes = sum(padded(self.memory.sizes[group.index]) for group in self._full)
+        in_file = max(FILE_BYTES // row_bytes, self.least_tokens // self._size, 1)
+        for seq in self.sequences.running:
+            begin = self._queued_blocks.get(seq, seq.num_cached_tokens // self._size)
+            count = max(0, seq.num_keyed_blocks - begin) // in_file * in_file
+            if count:
+                self._queued_blocks[seq] = begin + count
+                self._queue(seq, begin + count, is_running=True)
+
+    def is_writing(self) -> bool:
+        """Whether chains wait, and the disk takes them."""
+        return bool(self._ended) and self.clock() - self._wrote_at < STALLED
 
     def ended(self, seq: Sequence) -> None:
         """A sequence has ended, or its executor is about to: its blocks are written, once it is their turn."""
+        self._queue(seq, seq.num_keyed_blocks, is_running=False)
+
+    def _queue(self, seq: Sequence, count: int, is_running: bool) -> None:
+        """Let a sequence's first `count` blocks be written."""
         kv = self._kv
-        count = seq.num_keyed_blocks
         if count * self._size < self.least_tokens or not kv.prefix_caching or seq.suspected:
             return
         keys = seq.block_keys[:count]
         if len(keys) < count:
             return
-        if self.disk.find(self.executor.kv_layout().content, kv.naming.index, keys[-1]) is not None:
+        self._content = self.executor.kv_layout().content
+        if self._blocks_alone and self._on_disk(kv.naming.index, keys[-1]):
             self.disk.touch(self._files_of(keys))
             return
         prompt = seq.request.prompt_token_ids[: count * self._size]
@@ -102,9 +148,12 @@ class ChainWriter:
                 np.concatenate((prompt, rest)).astype(np.int32),
                 seq.request.adapter or "",
                 "" if salt is None else hashlib.sha256(salt.encode(errors="surrogatepass")).hexdigest()[:16],
+                is_running,
             )
         )
-        if len(self._ended) > MOST_ENDED:
+        if len(self._ended) == 1:
+            self._wrote_at = self.clock()
+        elif len(self._ended) > MOST_ENDED:
             self._ended.popleft()
         self.stats.queued = len(self._ended)
         self._idle.clear()
@@ -125,7 +174,7 @@ class ChainWriter:
             self._flushing.clear()
 
     async def run(self) -> None:
-        """Write the chains of ended sequences, one file after the other."""
+        """Write the chains that are queued, one file after the other."""
         while True:
             if not self._ended:
                 self._idle.set()
@@ -152,7 +201,7 @@ class ChainWriter:
         entries = tuple(source.entry for source in sources)
         end = (max(entry.number for entry in entries) + 1) * self._size
         chain = Chain(
-            self.executor.kv_layout().content, ended.root, self._size, self.memory.sizes, ended.tokens[:end], entries,
+            self._content, ended.root, self._size, self.memory.sizes, ended.tokens[:end], entries,
             self.model, ended.adapter, ended.salt,
         )  # fmt: skip
         data = buffer(chain.data_bytes)
@@ -161,6 +210,7 @@ class ChainWriter:
             return False  # a step was submitted meanwhile that may have written to them
         if not await self.disk.write(chain, data, ended.used):
             return False
+        self._wrote_at = self.clock()
         ended.used -= FILE_STEP
         if not self._flushing.is_set():
             seconds = chain.data_bytes / self.disk.write_rate
@@ -174,22 +224,19 @@ class ChainWriter:
     def _collect(self, ended: _Ended) -> list[_Source]:
         """The next blocks of a chain that are found and sealed, and not on the disk yet: as many as a file takes. Between two
         steps."""
-        kv, sources, num_bytes = self._kv, list[_Source](), 0
-        full = [group.index for group in kv.groups if group.window is None]
+        sources, num_bytes = list[_Source](), 0
+        self._content = self.executor.kv_layout().content
         if not ended.index:
             before = self._files_of(ended.keys)
             self.disk.touch(before)
             ended.used = time.time() - FILE_STEP * len(before)
-            num_new = sum(
-                self.disk.find(self.executor.kv_layout().content, kv.naming.index, key) is None
-                for key in ended.keys
-            )
-            if num_new * self._size < self.least_tokens:
+            if self._gain(ended) * self._size < self.least_tokens:
                 return []
         while ended.index < len(ended.keys):
             key = ended.keys[ended.index]
-            some = list(self._sources(key, ended.index))
-            if any(not self._on_disk_or(some, group, key) for group in full):
+            some = list(self._sources(key, ended))
+            groups = {one.entry.group for one in some}
+            if not all(group.index in groups or self._on_disk(group.index, key) for group in self._full):
                 ended.index = len(ended.keys)  # what follows a gap cannot be used
                 break
             size = sum(padded(self.memory.sizes[one.entry.group]) for one in some)
@@ -202,32 +249,45 @@ class ChainWriter:
 
     def _files_of(self, keys: list[bytes]) -> list[str]:
         """The files that hold a chain's blocks, in their order."""
-        content, group = self.executor.kv_layout().content, self._kv.naming.index
-        places = (self.disk.find(content, group, key) for key in keys)
+        places = (self.disk.find(self._content, self._kv.naming.index, key) for key in keys)
         return list(dict.fromkeys(place.path for place in places if place is not None))
 
-    def _on_disk_or(self, some: list[_Source], group: int, key: bytes) -> bool:
-        return any(one.entry.group == group for one in some) or (
-            self.disk.find(self.executor.kv_layout().content, group, key) is not None
-        )
+    def _gain(self, ended: _Ended) -> int:
+        """Blocks by which a later prompt with this chain can begin further on once it is written. While its sequence runs: blocks
+        that are not on disk."""
+        kv = self._kv
+        if ended.is_running:
+            return sum(not self._on_disk(kv.naming.index, key) for key in ended.keys)
+        before = reach(kv.groups, kv.states, ended.keys, self._size, self._on_disk)
+        return reach(kv.groups, kv.states, ended.keys, self._size, self._writable) - before
 
-    def _sources(self, key: bytes, index: int) -> Iterator[_Source]:
+    def _on_disk(self, group: int, key: bytes) -> bool:
+        return self.disk.find(self._content, group, key) is not None
+
+    def _writable(self, group: int, key: bytes) -> bool:
+        return self._sealed(group, key) is not None or self._on_disk(group, key)
+
+    def _sealed(self, group: int, key: bytes) -> tuple[int, int] | None:
+        """The block, or slot of a snapshot, that a key names in memory, and its seal; None if it is not sealed."""
+        kv = self._kv
+        if group < len(kv.groups):
+            block, seals = kv.groups[group].cache.block_of(key), kv.groups[group].seals
+        else:
+            assert kv.states is not None, "the group behind the last is that of states"
+            block, seals = kv.states.find(key), kv.states.seals
+        checksum = None if block is None else seals.checksums.get(block)
+        return None if block is None or checksum is None else (block, checksum)
+
+    def _sources(self, key: bytes, ended: _Ended) -> Iterator[_Source]:
         """Where a key's blocks, and the snapshot behind it, lie in memory, of those that are not on disk."""
         kv = self._kv
-        for group in kv.groups:
-            block = group.cache.block_of(key)
-            checksum = None if block is None else group.seals.checksums.get(block)
-            on_disk = self.disk.find(self.executor.kv_layout().content, group.index, key) is not None
-            if block is not None and checksum is not None and not on_disk:
-                yield _Source(Entry(group.index, index, checksum), block)
-        if kv.states is not None and (slot := kv.states.find(key)) is not None:
-            checksum = kv.states.seals.checksums.get(slot)
-            group_index = kv.layout.state_group
-            if (
-                checksum is not None
-                and self.disk.find(self.executor.kv_layout().content, group_index, key) is None
-            ):
-                yield _Source(Entry(group_index, index, checksum), slot)
+        groups = [group.index for group in (self._full if ended.is_running else kv.groups)]
+        if kv.states is not None:
+            groups.append(kv.layout.state_group)
+        for group in groups:
+            sealed = self._sealed(group, key)
+            if sealed is not None and not self._on_disk(group, key):
+                yield _Source(Entry(group, ended.index, sealed[1]), sealed[0])
 
     def _copy_out(self, sources: list[_Source], data: memoryview) -> None:
         begin = 0

@@ -1,6 +1,6 @@
-"""`DiskTier`: KV blocks of ended sequences go to disk, and those of a waiting prompt come back from it.
+"""`DiskTier`: KV blocks of sequences go to disk, and those of a waiting prompt come back from it.
 
-    ended   sequence -> `ChainWriter` -> files
+    ended   sequence, or one that has filled a file -> `ChainWriter` -> files
     waits   prompt -> what memory and disk hold together -> read -> blocks of the pool -> copy -> the executor adopts -> keys
 
 No step waits for a disk: a sequence that waits for one is passed over, and computed when its time is over. Blocks are taken from
@@ -25,7 +25,7 @@ from engine.core.sequences import Sequences
 from engine.kv.disk.directory import buffer
 from engine.kv.disk.disk import Disk, Place, Runner, ThreadRunner, TierStats
 from engine.kv.disk.format import BadFile, Entry, check_chain, padded
-from engine.kv.hit import Hit
+from engine.kv.hit import Hit, reach
 from engine.sequence import Sequence
 from executors.contract import BlockMemory, ExecutorError, Int32Array, ModelExecutor, SealedBlocks
 
@@ -121,6 +121,7 @@ class DiskTier:
             self.model,
             self.stats,
             self.copier,
+            self.clock,
         )
         self._begin(self.writer.run())
 
@@ -219,7 +220,8 @@ class DiskTier:
         self.inbox.wake()
 
     def look(self) -> None:
-        """Between two steps: steps may have landed for which a copy waits."""
+        """Between two steps: steps may have landed for which a copy waits, and blocks of running sequences may be written."""
+        self.writer.look()
         if self._reserved:
             for one in self._reserved:
                 self._look_at(one)
@@ -233,6 +235,10 @@ class DiskTier:
         """See `ChainWriter`."""
         self.writer.ended(seq)
 
+    def preempted(self, seq: Sequence) -> None:
+        """Look for its blocks again once it can be admitted: they may have been written while it ran."""
+        self._looked.discard(seq)
+
     # -- from disk -----------------------------------------------------------------------------------------------------
 
     def _missing(self, seq: Sequence, hit: Hit) -> tuple[list[Need], int]:
@@ -240,34 +246,7 @@ class DiskTier:
         kv = self._kv
         most = (seq.num_known_tokens - 1) // self._size
         keys = kv.keys_of(seq, most)
-        full = [group.index for group in kv.groups if group.window is None]
-        num_blocks = next(
-            (index for index, key in enumerate(keys) if not all(self._has(group, key) for group in full)),
-            most,
-        )
-        before = -1
-        while num_blocks != before:
-            before = num_blocks
-            for group in kv.groups:
-                if group.window is None:
-                    continue
-                while num_blocks:
-                    low = group.lowest(num_blocks * self._size)
-                    gap = next(
-                        (
-                            i
-                            for i in range(num_blocks - 1, low - 1, -1)
-                            if not self._has(group.index, keys[i])
-                        ),
-                        None,
-                    )
-                    if gap is None:
-                        break
-                    num_blocks = gap
-            if kv.states is not None:
-                num_blocks = kv.states.round_down(num_blocks)
-                while num_blocks and not self._has(kv.layout.state_group, keys[num_blocks - 1]):
-                    num_blocks = kv.states.round_down(num_blocks - 1)
+        num_blocks = reach(kv.groups, kv.states, keys, self._size, self._has)
         if num_blocks <= hit.num_blocks:
             return [], 0
         numbers = list[tuple[int, int]]()

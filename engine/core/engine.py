@@ -199,7 +199,7 @@ class EngineCore:
             self._delivery,
             self._steps,
             self._inbox,
-            SpareMemory(self.executor, scheduler.kv, self.config, self.clock),
+            self._make_spare_memory(scheduler),
             self._adapters,
             self._health,
             self.observer,
@@ -207,6 +207,12 @@ class EngineCore:
             self._tier,
             self._core_share,
         )
+
+    def _make_spare_memory(self, scheduler: Scheduler) -> SpareMemory:
+        if self._tier is None:
+            return SpareMemory(self.executor, scheduler.kv, self.config, self.clock)
+        is_writing = self._tier.writer.is_writing
+        return SpareMemory(self.executor, scheduler.kv, self.config, self.clock, is_writing)
 
     async def park(self) -> None:
         """Preempt all sequences, whose mailboxes stay open, and end the executor until `resume`. Returns when its memory is free.

@@ -31,6 +31,9 @@ class Tier(Protocol):
     def ended(self, seq: Sequence) -> None:
         """A sequence ends, which has its tables still."""
 
+    def preempted(self, seq: Sequence) -> None:
+        """A sequence has lost its tables to others, and is to be computed again."""
+
     def waits(self, seq: Sequence) -> bool:
         """Whether a waiting sequence waits for the disk."""
 
@@ -169,6 +172,8 @@ class Sequences:
         self.waiting.add(seq)
         if fault is None:
             self.waiting.reasons.hold(seq, WaitReason.KV_BLOCKS)
+            if self.tier is not None:
+                self.tier.preempted(seq)
         if seq.started_epoch == self.journal.epoch:
             self._rolled_back.append(seq)
 

@@ -21,6 +21,8 @@ _PIECE_BYTES = 32 << 20
 """Given back by one notice, one span at least. Milliseconds of the executor's time: a request that comes meanwhile waits no
 longer than that."""
 _BETWEEN_S = 0.02
+_LOOK_EVERY = 1.0
+"""Seconds between two looks whether blocks without a use are still to be written to disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,19 @@ class SpareMemory:
     """
 
     def __init__(
-        self, executor: ModelExecutor, kv: KvCacheManager, config: EngineConfig, clock: Callable[[], float]
+        self,
+        executor: ModelExecutor,
+        kv: KvCacheManager,
+        config: EngineConfig,
+        clock: Callable[[], float],
+        is_copied_from: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_copied_from`: whether free blocks are being written to disk; meanwhile none is given back."""
         layout, needs = kv.layout, executor.capabilities().memory
         self._config = config
         self._executor = executor
         self._clock = clock
+        self._is_copied_from = is_copied_from
         self._round = config.give_back_unused_after / ROUNDS
         self._active = layout.on_demand
         keep_bytes = config.kept_kv_bytes
@@ -79,13 +88,17 @@ class SpareMemory:
                 share.group.pool.now += 1
             if self._states is not None:
                 self._states.grow_older()
-            self._give_back(ROUNDS)
+            if not self._is_copied_from():
+                self._give_back(ROUNDS)
 
     async def at_rest(self, inbox: Inbox) -> None:
         """No step is out and there is nothing to compute: wait, then give back all that is spare, until a command comes."""
         if not self._active:
             return
         if not await _command_within(inbox, self._config.give_back_after):
+            while self._is_copied_from():
+                if await _command_within(inbox, _LOOK_EVERY):
+                    return
             while self._give_back(0) and not await _command_within(inbox, _BETWEEN_S):
                 pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -82,3 +83,34 @@ def longest_prefix(
         state=state,
         missed_state=missed_state,
     )
+
+
+def reach(
+    groups: SequenceOf[BlockGroup],
+    states: StatePool | None,
+    keys: list[bytes],
+    block_size: int,
+    has: Callable[[int, bytes], bool],
+) -> int:
+    """The largest n such that a sequence can begin behind n blocks with these keys, as `longest_prefix`, wherever they lie: `has`
+    says whether a group, by its index, has the block of a key. The group of snapshots is the one behind the last."""
+    full = [group.index for group in groups if group.window is None]
+    num_blocks = next(
+        (index for index, key in enumerate(keys) if not all(has(group, key) for group in full)), len(keys)
+    )
+    before = -1
+    while num_blocks != before:
+        before = num_blocks
+        for group in groups:
+            while group.window is not None and num_blocks:
+                low = group.lowest(num_blocks * block_size)
+                parts = range(num_blocks - 1, low - 1, -1)
+                gap = next((index for index in parts if not has(group.index, keys[index])), None)
+                if gap is None:
+                    break
+                num_blocks = gap
+        if states is not None:
+            num_blocks = states.round_down(num_blocks)
+            while num_blocks and not has(len(groups), keys[num_blocks - 1]):
+                num_blocks = states.round_down(num_blocks - 1)
+    return num_blocks

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.core import chain_writer, disk_tier
+from engine.core import chain_writer, disk_tier, spare_memory
 from engine.core.engine import EngineCore
 from engine.kv import kv_cache_manager, prefix_cache
 from engine.kv.disk import format as disk_format
@@ -28,6 +28,8 @@ from executors.contract import ConfigError, Int32Array, SealedBlocks
 from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, fake, run
+from tests.sim.tier import SimRunner
+from tests.sim.virtual_loop import in_virtual_time
 from tests.tiers import sweep
 
 PROMPT = [7 * i % 50 for i in range(41)]
@@ -46,22 +48,35 @@ def made(executor: str = "paged_fake", **options: Any) -> FakeExecutor:
 
 @asynccontextmanager
 async def serving(
-    path: Path, executor: FakeExecutor | None = None, limit: int = 1 << 30, disk: Disk | None = None
+    path: Path,
+    executor: FakeExecutor | None = None,
+    limit: int = 1 << 30,
+    disk: Disk | None = None,
+    **settings: Any,
 ) -> AsyncIterator[EngineCore]:
     """An engine over a directory, as a server has it."""
     disk = disk or Disk(CacheDirectory(path, limit), 1e9)
     await disk.open()
-    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=32, restart_pause=0.01)
-    core = EngineCore(executor or made(), config, clock=time.monotonic, disk=disk)
+    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=32, restart_pause=0.01, **settings)
+    clock = asyncio.get_running_loop().time
+    core = EngineCore(executor or made(), config, clock=clock, disk=disk)
     await core.start()
     assert core._tier is not None
     core._tier.writer.least_tokens = 8
+    if isinstance(disk._writer, SimRunner):
+        core._tier.copier = core._tier.writer.copier = disk._writer
     try:
         yield core
     finally:
         await core.stop()
         disk.close()
     core.check_integrity()
+
+
+def virtual_disk(path: Path, write_rate: float = 1e9) -> Disk:
+    """A disk that takes a few milliseconds of the virtual clock for each file."""
+    reader, writer = (SimRunner(random.Random(seed), 0.005) for seed in range(2))
+    return Disk(CacheDirectory(path, 1 << 30), write_rate, reader, writer, asyncio.get_running_loop().time)
 
 
 def asked(prompt: list[int], salt: str | None = None, adapter: str | None = None) -> Request:
@@ -87,6 +102,7 @@ async def answered(core: EngineCore, prompt: list[int], salt: str | None = None)
     return request.context.story.disk_tokens
 
 
+@pytest.mark.parametrize("look_every", [0.0, 1e9], ids=["while it runs", "at its end"])
 @pytest.mark.parametrize(
     ("executor", "options"),
     [
@@ -97,7 +113,14 @@ async def answered(core: EngineCore, prompt: list[int], salt: str | None = None)
         ("state_fake", {"window": "full,8"}),
     ],
 )
-async def test_the_next_server_finds_a_prompt(tmp_path: Path, executor: str, options: dict[str, Any]) -> None:
+async def test_the_next_server_finds_a_prompt(
+    tmp_path: Path,
+    executor: str,
+    options: dict[str, Any],
+    look_every: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chain_writer, "LOOK_EVERY", look_every)
     async with serving(tmp_path, made(executor, **options)) as core:
         assert await answered(core, PROMPT) == 0
     async with serving(tmp_path, made(executor, **options)) as core:
@@ -121,6 +144,91 @@ async def test_a_longer_prompt_takes_what_is_there_and_adds_its_own(tmp_path: Pa
         assert await answered(core, [*PROMPT[:13], 1, 2, 3, 4, 5, 6, 7]) == 0  # in memory by now
     async with serving(tmp_path) as core:
         assert await answered(core, [*PROMPT[:13], 1, 2, 3, 4, 5, 6, 7]) == 20 - 4
+
+
+@in_virtual_time
+async def test_a_prompt_that_the_next_one_evicts_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool for one prompt: the next one takes its blocks in the very turn in which it ends."""
+    monkeypatch.setattr(chain_writer, "LOOK_EVERY", 0.0)
+    others = [n + 1 for n in PROMPT]
+    executor = made(num_blocks=12, step_delay_ms=20.0)
+    async with serving(tmp_path, executor, disk=virtual_disk(tmp_path)) as core:
+        assert await asyncio.gather(answered(core, PROMPT), answered(core, others)) == [0, 0]
+        # Files of three blocks: at its end one that is not full is lost, and what was computed in the last step.
+        assert await answered(core, PROMPT) >= 24
+        assert await answered(core, others) >= 24
+
+
+@in_virtual_time
+async def test_a_preempted_sequence_reads_what_others_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two streams outgrow the pool: the one that gives way finds its end on disk once the other has ended."""
+    monkeypatch.setattr(chain_writer, "LOOK_EVERY", 0.0)
+    both = [replace(asked([n + first for n in PROMPT]), max_tokens=30) for first in range(2)]
+    executor = made(num_blocks=26, step_delay_ms=20.0)
+    async with serving(tmp_path, executor, disk=virtual_disk(tmp_path)) as core:
+        for request, (tokens, _) in zip(
+            both, await asyncio.gather(*(run(core, request) for request in both)), strict=True
+        ):
+            assert tokens == expected_tokens(request.prompt_token_ids.tolist(), 30)
+        assert sum(request.context.story.disk_tokens for request in both) >= 12
+
+
+@in_virtual_time
+async def test_memory_is_given_back_once_its_blocks_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server at rest whose writes are limited gives memory back later than it would without a disk; a disk that hangs does
+    not keep it."""
+    monkeypatch.setattr(spare_memory, "_LOOK_EVERY", 0.01)
+    rest = {"integrity_check_after": 0.01, "give_back_after": 0.02, "kept_kv_bytes": 0}
+    disk = virtual_disk(tmp_path, 3 * 4096 / 0.2)  # a file in 0.2 s
+    executor = made(blocks_per_span=2)
+    async with serving(tmp_path, executor, disk=disk, **rest) as core:
+        await answered(core, PROMPT)
+        await asyncio.sleep(0.6)
+        assert not executor.num_released and core._tier is not None and core._tier.writer.is_writing()
+        await asyncio.sleep(2)
+        assert executor.num_released >= 10
+    async with serving(tmp_path, disk=virtual_disk(tmp_path)) as core:
+        assert await answered(core, PROMPT) == 40
+    monkeypatch.setattr(chain_writer, "STALLED", 0.1)
+    monkeypatch.setattr("engine.core.engine.FLUSH_SECONDS", 0.05)
+    disk, executor = virtual_disk(tmp_path), made(blocks_per_span=2)
+    async with serving(tmp_path, executor, disk=disk, **rest) as core:
+        disk._writer = Hanging()
+        await answered(core, [3] * 41)
+        await asyncio.sleep(1)
+        assert executor.num_released >= 10
+
+
+async def test_files_follow_a_chat_of_short_turns(tmp_path: Path) -> None:
+    """Each turn adds less than a file is written for."""
+    chat = PROMPT[:21]
+    async with serving(tmp_path, made(num_blocks=200)) as core:
+        for _ in range(12):
+            await answered(core, chat)
+            await flushed(core)
+            chat = [*chat, 9, 9]
+        assert core._tier is not None and not core._tier.stats.queued
+    async with serving(tmp_path) as core:
+        assert await answered(core, chat) > len(chat) - 3 - 8
+
+
+async def test_a_snapshot_alone_is_written_where_it_saves_enough(tmp_path: Path) -> None:
+    """Prompts that part where no snapshot is on disk: the second one leaves a snapshot there, and few tokens of its own."""
+    parting = PROMPT[:29]
+    async with serving(tmp_path, made("state_fake")) as core:
+        await answered(core, PROMPT)
+        await flushed(core)
+        assert core._tier is not None
+        core._tier.writer.least_tokens = 16
+        await answered(core, [*parting, 1, 2])
+    async with serving(tmp_path, made("state_fake")) as core:
+        assert await answered(core, [*parting, 3, 4]) == 28
 
 
 async def test_several_sequences_wait_for_one_read(tmp_path: Path) -> None:

@@ -46,9 +46,11 @@ class Missed(enum.StrEnum):
     """Why part of a prompt was not found in the prefix cache."""
 
     DIFFERS = "differs"
-    """The latest prompt with the same beginning goes on with other tokens."""
+    """The latest prompt with the same beginning, in memory or on disk, goes on with other tokens."""
     EVICTED = "evicted"
     """The next block was cached once and is gone."""
+    ON_DISK = "on_disk"
+    """The next block is on disk and was not read: computing it was faster, the read failed, or no snapshot of states is there."""
     NEW = "new"
     """No known prompt goes on from there."""
     SHORT = "short"
@@ -80,7 +82,8 @@ class PrefixMatch:
 
     `matched_tokens`: length of the longest match. `first_difference`: with `Missed.DIFFERS` the position of the first token that
     differs from the latest prompt with the same beginning. `evicted_tokens` behind the match were cached once. `window`: they are
-    missing for layers that see so many tokens only; those that see all tokens may have them still.
+    missing for layers that see so many tokens only; those that see all tokens may have them still. `unread_tokens` behind the
+    match are on disk; with `Missed.ON_DISK` the first difference is that from the chain there, None if there is none.
     """
 
     matched_tokens: int
@@ -89,6 +92,7 @@ class PrefixMatch:
     evicted_tokens: int = 0
     evicted_by: Lost | None = None
     window: int | None = None
+    unread_tokens: int = 0
 
 
 class Event(NamedTuple):

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from engine.kv.disk.disk import Disk, Place, Runner, ThreadRunner, TierStats
 from engine.kv.disk.format import BadFile, Entry, check_chain, padded
 from engine.kv.hit import Hit, reach
 from engine.sequence import Sequence
+from engine.story import Missed, PrefixMatch
 from executors.contract import BlockMemory, ExecutorError, Int32Array, ModelExecutor, SealedBlocks
 
 _log = logging.getLogger("cohort.engine")
@@ -238,6 +239,34 @@ class DiskTier:
     def preempted(self, seq: Sequence) -> None:
         """Look for its blocks again once it can be admitted: they may have been written while it ran."""
         self._looked.discard(seq)
+
+    def explain(self, seq: Sequence, hit: Hit, found: PrefixMatch) -> PrefixMatch:
+        """Why memory gave a sequence no more than `hit`, with what the disk has: `found` is what memory knows of it. By the index
+        alone, within one root: other callers' prompts are not looked at."""
+        if found.missed not in (Missed.NEW, Missed.DIFFERS, Missed.EVICTED):
+            return found
+        kv, size, content = self._kv, self._size, self._content
+        matched = hit.num_blocks if kv.states is None or hit.missed is not None else hit.num_in_full_groups
+        keys = kv.keys_of(seq, (seq.num_known_tokens - 1) // size)
+        end, group = matched, kv.naming.index
+        while end < len(keys) and self.disk.find(content, group, keys[end]) is not None:
+            end += 1
+        unread = (end - matched) * size
+        if found.missed is Missed.EVICTED:
+            return replace(found, unread_tokens=unread)
+        if found.missed is Missed.DIFFERS and not unread:
+            return found
+        first = None
+        if end < len(keys):
+            stored = self.disk.followed(content, keys[end - 1] if end else kv.root_of(seq))
+            if stored is not None:
+                differ = np.flatnonzero(
+                    stored != np.array(seq.token_ids(end * size, (end + 1) * size), np.int32)
+                )
+                first = end * size + int(differ[0]) if differ.size else None
+        if unread:
+            return PrefixMatch(found.matched_tokens, Missed.ON_DISK, first, unread_tokens=unread)
+        return found if first is None else PrefixMatch(found.matched_tokens, Missed.DIFFERS, first)
 
     # -- from disk -----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from engine.kv.kv_cache_manager import KvCacheManager
 from engine.observer import Observer, PrefixLookup
 from engine.request import FinishReason
 from engine.sequence import Sequence, SequenceStatus
-from engine.story import WaitReason
+from engine.story import PrefixMatch, WaitReason
 from engine.waiting.queue import WaitingQueue
 from executors.contract import UnifiedBatch
 
@@ -36,6 +36,9 @@ class Tier(Protocol):
 
     def waits(self, seq: Sequence) -> bool:
         """Whether a waiting sequence waits for the disk."""
+
+    def explain(self, seq: Sequence, hit: Hit, found: PrefixMatch) -> PrefixMatch:
+        """Complete what memory says of a prompt of which it had no more than `hit`."""
 
     def begins(self, seq: Sequence, hit: Hit) -> bool:
         """Whether it does from now on, for what `hit` lacks."""
@@ -141,7 +144,7 @@ class Sequences:
         first = seq.status is SequenceStatus.WAITING
         seq.admit(hit.num_tokens)
         now, waits = self.waiting.admitted(seq)
-        lookup = PrefixLookup(hit.looked_up, partial(self.kv.explain, seq, hit)) if first else None
+        lookup = PrefixLookup(hit.looked_up, partial(self._explain, seq, hit)) if first else None
         self.observer.admitted(seq, now, waits, lookup)
         if first:
             self.waiting.start(seq)
@@ -151,6 +154,10 @@ class Sequences:
             unused = (hit.num_in_full_groups - hit.num_blocks) * self.kv.layout.block_size
             self.observer.kv_adopted(seq, hit.num_tokens, now, unused if hit.missed_state else 0)
         self._has_returned(seq)
+
+    def _explain(self, seq: Sequence, hit: Hit) -> PrefixMatch:
+        found = self.kv.explain(seq, hit)
+        return found if self.tier is None else self.tier.explain(seq, hit, found)
 
     def _has_returned(self, seq: Sequence) -> None:
         if seq in self.returning:

@@ -24,6 +24,7 @@ from engine.kv.disk import format as disk_format
 from engine.kv.disk.directory import CacheDirectory
 from engine.kv.disk.disk import Disk
 from engine.request import Request, RequestContext
+from engine.story import Lost, Missed, PrefixMatch
 from executors.contract import ConfigError, Int32Array, SealedBlocks
 from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.oracle import expected_tokens
@@ -229,6 +230,43 @@ async def test_a_snapshot_alone_is_written_where_it_saves_enough(tmp_path: Path)
         await answered(core, [*parting, 1, 2])
     async with serving(tmp_path, made("state_fake")) as core:
         assert await answered(core, [*parting, 3, 4]) == 28
+
+
+async def matched(core: EngineCore, prompt: list[int], salt: str | None = None) -> PrefixMatch:
+    """Run a prompt; returns what its story says of the prefix."""
+    request = asked(prompt, salt)
+    await run(core, request)
+    assert request.context.story.prefix is not None
+    return request.context.story.prefix
+
+
+async def test_a_story_names_the_first_difference_from_a_prompt_on_disk(tmp_path: Path) -> None:
+    parted = [*PROMPT[:22], 49, *PROMPT[23:]]
+    async with serving(tmp_path) as core:
+        await answered(core, PROMPT)
+    async with serving(tmp_path) as core:
+        assert await matched(core, [PROMPT[0], 49, *PROMPT[2:]]) == PrefixMatch(0, Missed.DIFFERS, 1)
+        assert await matched(core, PROMPT, "another caller") == PrefixMatch(0, Missed.NEW)
+        assert await matched(core, parted) == PrefixMatch(20, Missed.DIFFERS, 22)
+        assert await matched(core, PROMPT) == PrefixMatch(40)
+    async with serving(tmp_path) as core:
+        assert core._tier is not None and core._disk is not None
+        core._tier._token_seconds = 1e-12  # computing is faster than any disk
+        assert await matched(core, [*PROMPT[:30], 49, 49, 49, 49]) == PrefixMatch(
+            0, Missed.ON_DISK, 30, unread_tokens=28
+        )
+        core._disk._learn([])  # other servers have deleted all files
+        assert not core._disk._next and not core._disk._nexts_of
+        assert await matched(core, [*PROMPT[:5], 48] * 4) == PrefixMatch(4, Missed.DIFFERS, 5)  # in memory
+        assert await matched(core, [3] * 30) == PrefixMatch(0, Missed.DIFFERS, 0)
+    async with serving(tmp_path, made(num_blocks=14)) as core:
+        assert core._tier is not None
+        await answered(core, PROMPT)
+        await answered(core, [3] * 41)  # takes its blocks
+        core._tier._token_seconds = 1e-12
+        found = await matched(core, PROMPT)
+        assert (found.missed, found.evicted_by) == (Missed.EVICTED, Lost.ROOM)
+        assert found.unread_tokens == 40 - found.matched_tokens
 
 
 async def test_several_sequences_wait_for_one_read(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from engine.kv.disk.directory import CacheDirectory, StoredFile, buffer
 from engine.kv.disk.format import BadFile, Chain, padded
+from executors.contract import Int32Array
 
 _log = logging.getLogger("cohort.engine")
 
@@ -156,6 +157,10 @@ class Disk:
         """By fingerprint, group and key."""
         self._names_of: dict[str, list[tuple[str, int, bytes]]] = {}
         """Places of each file."""
+        self._next: dict[tuple[str, bytes], tuple[str, Chain, int]] = {}
+        """By fingerprint and key: the latest file with a block behind the one with this key, its chain, the block's number."""
+        self._nexts_of: dict[str, list[tuple[str, bytes]]] = {}
+        """The same of each file."""
         self._paused_until = 0.0
         self._scanned_at = clock()
         self._scan: asyncio.Task[None] | None = None
@@ -225,6 +230,15 @@ class Disk:
         """Where a block is, if a file is known to hold it."""
         return self._places.get((fingerprint, group, key))
 
+    def followed(self, fingerprint: str, before: bytes) -> Int32Array | None:
+        """int32 [block_size]: tokens of the block behind the one with key `before`, of the chain that was written or found last;
+        None if no file is known to hold one."""
+        found = self._next.get((fingerprint, before))
+        if found is None:
+            return None
+        _, chain, number = found
+        return chain.tokens[number * chain.block_size : (number + 1) * chain.block_size]
+
     def _learn(self, files: Sequence[StoredFile]) -> None:
         paths = {file.path for file in files}
         for path in self._names_of.keys() - paths:
@@ -237,16 +251,25 @@ class Disk:
         chain = file.chain
         keys = chain.keys()
         names = self._names_of[file.path] = []
+        nexts = dict[tuple[str, bytes], None]()
         for number, entry in enumerate(chain.entries):
             name = chain.fingerprint, entry.group, keys[entry.number]
             if name not in self._places:
                 self._places[name] = Place(file.path, number, entry.checksum)
                 names.append(name)
+            before = chain.fingerprint, keys[entry.number - 1] if entry.number else chain.root
+            self._next[before] = file.path, chain, entry.number
+            nexts[before] = None
+        self._nexts_of[file.path] = list(nexts)
 
     def forget(self, path: str) -> None:
         """A file is gone."""
         for name in self._names_of.pop(path, ()):
             self._places.pop(name, None)
+        for before in self._nexts_of.pop(path, ()):
+            found = self._next.get(before)
+            if found is not None and found[0] == path:  # no later file has taken its place
+                del self._next[before]
 
     def refuse(self, path: str, reason: str) -> None:
         """A file holds something else than it should: it is not read again."""

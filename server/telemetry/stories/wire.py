@@ -122,6 +122,7 @@ def _prefix(story: CallStory) -> dict[str, Any] | None:
         "evicted_tokens": prefix.evicted_tokens,
         "evicted_by": prefix.evicted_by,
         "window": prefix.window,
+        "unread_tokens": prefix.unread_tokens,
     }
 
 

@@ -18,11 +18,11 @@ const PARTS = [
 ];
 const WAITED = {
   step: "for the step before", slots: "for a place among --max-num-seqs", kv_blocks: "for KV blocks", fair_share: "for slots kept for other keys", tokens: "for room in a step",
-  adapter: "for its adapter", prefix: "for a prefix being computed", recovery: "for the executor to restart",
+  adapter: "for its adapter", prefix: "for a prefix being computed", tier: "for its KV from disk", recovery: "for the executor to restart",
 };
 const MISSED = {
-  differs: "the prompt differs from earlier ones from there on", evicted: "what follows was evicted", new: "no earlier prompt begins so",
-  short: "less than a block is left", off: "the prefix cache is turned off",
+  differs: "the prompt differs from earlier ones from there on", evicted: "what follows was evicted",
+  on_disk: "what follows is on disk and was computed", new: "no earlier prompt begins so", short: "less than a block is left", off: "the prefix cache is turned off",
 };
 const EVENTS = {
   received: "received", queued: "queued", admitted: "admitted", first_token: "first token", preempted: "preempted for want of KV blocks",

@@ -113,7 +113,10 @@ _SUMMARY: Schema = {
                     **nullable(COUNT),
                     "description": "Window of the layers whose KV was missing, in tokens, where other layers had theirs.",
                 },
-                "unread_tokens": {**COUNT, "description": "Tokens behind the match that are on disk and were computed."},
+                "unread_tokens": {
+                    **COUNT,
+                    "description": "Tokens behind the match that are on disk and were computed.",
+                },
             },
             description="How much of the first prompt was found in the prefix cache, and why not more.",
         )

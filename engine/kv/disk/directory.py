@@ -6,7 +6,7 @@
 
 A server takes the locks of all sub-directories that no other holds, and makes one if there are none: these files count for its
 limit, and the least recently used ones leave. Files under another's lock are read and never deleted. The time of use is the
-file's modification time. All methods block, and may be called by any thread.
+file's modification time. Methods block, but for `use`, and may be called by any thread.
 """
 
 from __future__ import annotations
@@ -159,15 +159,21 @@ class CacheDirectory:
             os.close(descriptor)
         return chain
 
-    def touch(self, paths: Sequence[str]) -> None:
-        """Count files as used now, the first one last: of a chain its end leaves first."""
-        now = time.time()
+    def use(self, paths: Sequence[str]) -> list[tuple[str, float]]:
+        """Count own files as used now, the first one last: of a chain its end leaves first. Returns the files and their times, for
+        `stamp`. Does not block."""
+        now, used = time.time(), []
         for number, path in enumerate(paths):
-            used = now - FILE_STEP * number
+            if (file := self.files.get(path)) is not None and file.own:
+                file.used = now - FILE_STEP * number
+                used.append((path, file.used))
+        return used
+
+    def stamp(self, used: Iterable[tuple[str, float]]) -> None:
+        """Write times of use to the files, for the next server."""
+        for path, when in used:
             with contextlib.suppress(OSError):
-                if (file := self.files.get(path)) is not None and file.own:
-                    os.utime(path, (used, used))
-                    file.used = used
+                os.utime(path, (when, when))
 
     def write(self, chain: Chain, data: memoryview, used: float) -> tuple[StoredFile | None, list[str]]:
         """Write a file under a temporary name and rename it. `data`: of all entries, at a multiple of `ALIGNMENT`, each padded.

@@ -304,8 +304,9 @@ class Disk:
         return chain
 
     def touch(self, paths: Sequence[str]) -> None:
-        """Count files as used, the first one last."""
-        self._reader.run(lambda: self._directory.touch(paths)).add_done_callback(_ignore)
+        """Count files as used, the first one last; at once, so that no write that follows makes room by them."""
+        used = self._directory.use(paths)
+        self._reader.run(lambda: self._directory.stamp(used)).add_done_callback(_ignore)
 
     @property
     def takes_writes(self) -> bool:

@@ -75,7 +75,7 @@ def test_the_least_recently_used_file_leaves(tmp_path: Path) -> None:
     directory = opened(tmp_path, limit=14 * ALIGNMENT)
     old = stored(directory, chain(list(range(8))), age=20)
     older = stored(directory, chain(list(range(50, 58))), age=40)
-    directory.touch([older])
+    directory.stamp(directory.use([older]))
     file, gone = directory.write(chain(list(range(90, 98))), data_of(chain(list(range(90, 98)))), time.time())
     assert file is not None and gone == [old]
     assert {one.path for one in directory.files.values()} == {older, file.path}

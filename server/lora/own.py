@@ -7,7 +7,6 @@ of such a model takes no others.
 from __future__ import annotations
 
 import asyncio
-import atexit
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -50,12 +49,14 @@ def with_own_adapter(settings: Settings, package: Package, rank_of: Callable[[Pa
 
 
 async def load_own_adapter(
-    engine: EngineLike, package: Package, model: ServedModel, pack: Callable[[Path, Path, str], PackedLora]
+    engine: EngineLike,
+    package: Package,
+    model: ServedModel,
+    pack: Callable[[Path, Path, str], PackedLora],
+    store: LoraStore,
 ) -> ServedModel:
-    """Copy the package's adapter and load it. Returns the model with it. Raises ConfigError naming its file."""
+    """Copy the package's adapter into `store` and load it. Returns the model with it. Raises ConfigError naming its file."""
     assert package.adapter is not None
-    store = LoraStore()
-    atexit.register(store.close)
     place, label = store.place(), shown_name(package)
     place.mkdir(mode=0o700)
     packed = await asyncio.to_thread(pack, package.adapter, place, label)

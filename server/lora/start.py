@@ -74,6 +74,11 @@ def _place(module: LoraModule, download_dir: str | None) -> Path | HubModel:
     return HubModel(remote.repository, remote.revision, download_dir=download_dir, adapter=True)
 
 
+def hub_modules(modules: Sequence[LoraModule], download_dir: str | None) -> list[HubModel]:
+    """Those of the hub, which have to be fetched. Raises ConfigError."""
+    return [one for one in (_place(module, download_dir) for module in modules) if isinstance(one, HubModel)]
+
+
 async def load_modules(
     registry: LoraRegistry,
     modules: Sequence[LoraModule],

@@ -7,9 +7,10 @@ models:
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,18 @@ OF_A_MODEL = frozenset(
         "attention_backend", "block_size", "chat_template", "classifier_from_token", "cpu_isa", "deterministic", "device",
         "download_dir", "dtype", "enable_prefix_caching", "enforce_eager", "executor", "executor_option", "generation_config",
         "generic_tools", "gpu_memory_utilization", "kv_cache_dtype", "kv_cache_memory_bytes", "load_format", "max_in_flight",
-        "max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_speculative_tokens", "override_generation_config",
-        "pipeline_parallel_size", "quantization", "reasoning_parser", "recovery_timeout", "revision", "seed",
-        "speculative_config", "target_itl_ms", "tensor_parallel_size", "tokenizer", "tool_call_parser",
+        "max_lora_rank", "max_loras", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_speculative_tokens",
+        "override_generation_config", "pipeline_parallel_size", "quantization", "reasoning_parser", "recovery_timeout",
+        "revision", "seed", "speculative_config", "target_itl_ms", "tensor_parallel_size", "tokenizer", "tool_call_parser",
     }
 )  # fmt: skip
 """Settings that a model may have of its own. All others are the server's."""
 
 REFUSED_BESIDE = {
     "api_server_count": "API workers serve one model",
-    "enable_lora": "adapters belong to a server of one model",
-    "lora_modules": "adapters belong to a server of one model",
-    "lora_root": "adapters belong to a server of one model",
+    "enable_lora": "adapters are declared beside their model's source, under lora",
+    "lora_modules": "adapters are declared beside their model's source, under lora",
+    "lora_root": "adapters are declared beside their model's source, under lora",
     "model": "name it NAME=SOURCE",
     "model_alias": "a model's aliases are declared beside its source",
     "revision": "it belongs to one model: give it in the model's settings",
@@ -55,8 +56,14 @@ SEVERAL = ("models", "models_dir", "memory", "idle_unload", "swap_after", "min_r
 """Settings of a server of several models."""
 
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,256}")
-_KEYS = ("source", "aliases", "pin", "preload", "idle_unload", "memory", "settings", "sampling", "variants")
+_KEYS = (
+    "source", "aliases", "pin", "preload", "idle_unload", "memory", "settings", "sampling", "draft", "lora", "variants"
+)  # fmt: skip
+_UNSERVED = {"mmproj": "images are not read by any model here; leave it out"}
+"""Keys that other servers have, and why a model here has none."""
 _OF_VARIANT = ("template", "sampling")
+_OF_LORA = ("path", "base_model_name")
+_MOST_LORA_NAME = 200
 _SAMPLING = tuple(one.name for one in fields(SamplingDefaults) if one.name != "stated")
 _STORES = {"ollama": "Ollama", "hf": "Hugging Face"}
 
@@ -64,8 +71,8 @@ _STORES = {"ollama": "Ollama", "hf": "Hugging Face"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredModel:
     """One model. `settings`: the server's with the model's own. `memory`: bytes that it needs, None: estimated from its files.
-    `variants`: further names, with what is different under them. `problem`: why its files cannot be served, None if nothing is
-    known against them."""
+    `variants`: further names, with what is different under them. `loras`: where adapters are, by their names. `problem`: why its
+    files cannot be served, None if nothing is known against them."""
 
     name: str
     settings: Settings
@@ -75,12 +82,13 @@ class DeclaredModel:
     idle_unload: float = IDLE_UNLOAD
     memory: int | None = None
     variants: tuple[Variant, ...] = ()
+    loras: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names that clients give it."""
-        return (self.name, *self.aliases, *(one.name for one in self.variants))
+        return (self.name, *self.aliases, *(one.name for one in self.variants), *self.loras)
 
 
 def serves_several(settings: Settings) -> bool:
@@ -117,7 +125,8 @@ def declared_models(settings: Settings) -> list[DeclaredModel]:
     for model in models:
         for name in model.names:
             if name in names:
-                raise SettingsError(f"models: {name!r} names both {names[name]} and {model.name}")
+                where = f"both {names[name]} and {model.name}" if names[name] != model.name else "two things"
+                raise SettingsError(f"models: {model.name}: {name!r} names {where}")
             names[name] = model.name
     return models
 
@@ -131,6 +140,8 @@ def _declared(settings: Settings, name: str, value: Any) -> DeclaredModel:
     if not isinstance(entry, Mapping):
         raise SettingsError(f"{where}: a source, or a mapping with source, is expected")
     for key in entry:
+        if key in _UNSERVED:
+            raise SettingsError(f"{where}: {key}: {_UNSERVED[key]}")
         if key not in _KEYS:
             raise SettingsError(f"{where}: {key}: no such key{nearest(str(key), _KEYS)}")
     source = entry.get("source")
@@ -146,6 +157,16 @@ def _declared(settings: Settings, name: str, value: Any) -> DeclaredModel:
         own["override_generation_config"] = _read(
             where, "sampling", "override_generation_config", entry["sampling"]
         )
+    if "draft" in entry:
+        own["speculative_config"] = _draft(where, entry["draft"], own)
+    loras = dict(_loras(where, entry.get("lora", {})))
+    if loras:
+        own["lora_modules"] = tuple(json.dumps({"name": name, **one}) for name, one in loras.items())
+        if "max_loras" not in {
+            *own,
+            *settings.explicit,
+        }:  # no others come: each has a place, and no memory is kept for more
+            own["max_loras"] = min(settings.max_loras, len(loras))
     return DeclaredModel(
         name=name,
         settings=_of_model(settings, name, source, own),
@@ -159,7 +180,41 @@ def _declared(settings: Settings, name: str, value: Any) -> DeclaredModel:
         ),
         memory=_read(where, "memory", "memory", entry["memory"]) if "memory" in entry else None,
         variants=tuple(_variants(where, entry.get("variants", {}))),
+        loras={name: one["path"] for name, one in loras.items()},
     )
+
+
+def _draft(where: str, value: Any, own: Mapping[str, Any]) -> Any:
+    """The setting `speculative_config` for a draft model's source, or for an object of that setting."""
+    if "speculative_config" in own:
+        raise SettingsError(f"{where}: draft: settings has speculative_config already; leave one of them out")
+    if not isinstance(value, str | Mapping) or not value:
+        raise SettingsError(f"{where}: draft: a source, or a mapping as speculative_config, is expected")
+    config = {"model": value} if isinstance(value, str) else value
+    return _read(where, "draft", "speculative_config", config)
+
+
+def _loras(where: str, values: Any) -> Iterator[tuple[str, dict[str, str]]]:
+    """Name and fields of each adapter, as an object of `--lora-modules` has them."""
+    if not isinstance(values, Mapping):
+        raise SettingsError(f"{where}: lora: a mapping of names is expected")
+    for name, value in values.items():
+        own = f"{where}: lora: {str(name)[:100]}"
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _MOST_LORA_NAME:
+            raise SettingsError(f"{own!r}: a name has 1 to {_MOST_LORA_NAME} characters and no spaces")
+        fields_of = {"path": value} if isinstance(value, str) else value
+        if not isinstance(fields_of, Mapping):
+            raise SettingsError(
+                f"{own}: a folder, a GGUF file or a hub name, or a mapping with path, is expected"
+            )
+        for key, text in fields_of.items():
+            if key not in _OF_LORA:
+                raise SettingsError(f"{own}: {key}: no such key{nearest(str(key), _OF_LORA)}")
+            if not isinstance(text, str) or not text.strip():
+                raise SettingsError(f"{own}: {key}: it should be a string")
+        if "path" not in fields_of:
+            raise SettingsError(f"{own}: path: it should be a string, as --lora-modules takes it")
+        yield name, dict(fields_of)
 
 
 def _variants(where: str, values: Any) -> Iterator[Variant]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from executors.contract import ConfigError
 from executors.weight_files import index_of, weight_files
 from server.model_files.candidates import NO_BOUND, candidates, free_memory
+from server.model_files.matrix_sizes import adapter_elements
 from server.model_files.prepared import is_gguf, model_file
 from server.model_files.small_json import read_object
 from server.settings.table import Settings
@@ -23,6 +24,8 @@ _UNKNOWN = 2 * 2**30
 _OF_FREE = 0.8
 OF_MODELS = ("llm", "qwen3")
 """Executors that load weights, and keep to a limit of memory."""
+_WIDE, _NARROW = 4, 2
+"""Bytes of a number of an adapter: as wide as the model computes."""
 _OTHER = 64 * 2**20
 """Bytes for an executor of another kind, such as a fake."""
 
@@ -42,9 +45,20 @@ def need_of(settings: Settings, path: Path | None, draft: Path | None = None) ->
     if settings.executor not in OF_MODELS:
         return _OTHER
     weights = _UNKNOWN if path is None else weight_bytes(path)
+    adapters = 0 if path is None or not settings.lora_modules else _adapter_bytes(settings, path)
     weights += 0 if draft is None else weight_bytes(draft)
     kv = settings.kv_cache_memory_bytes or int(min(_MOST_KV, max(_LEAST_KV, weights * _KV_SHARE)))
-    return int(weights * _PACKED) + kv + PROCESS
+    return int(weights * _PACKED) + adapters + kv + PROCESS
+
+
+def _adapter_bytes(settings: Settings, path: Path) -> int:
+    """Memory that the executor keeps for adapters: for each, and for one more that is tried beside them, of the highest rank."""
+    try:
+        elements = adapter_elements(path)
+    except ConfigError:  # the load names what is wrong
+        return 0
+    size = _NARROW if settings.dtype in ("float16", "bfloat16") else _WIDE
+    return (settings.max_loras + 1) * settings.max_lora_rank * elements * size
 
 
 def weight_bytes(path: Path) -> int:

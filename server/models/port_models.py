@@ -39,6 +39,8 @@ class ModelRow:
     state: ServerState
     variants: Mapping[str, Variant] = field(default_factory=dict)
     """Further names, with what is different under them."""
+    loras: Mapping[str, str] = field(default_factory=dict)
+    """Names under which the model answers with an adapter, and where that is loaded from."""
 
     @property
     def name(self) -> str:
@@ -48,12 +50,16 @@ class ModelRow:
     @property
     def names(self) -> Sequence[str]:
         """All names that clients give it, its own first."""
-        return (self.name, *self.aliases, *self.variants)
+        return (self.name, *self.aliases, *self.variants, *self.loras)
 
     @property
     def aliases(self) -> Sequence[str]:
         """Further names of it."""
         return self.entry.spec.aliases
+
+    def lora_of(self, name: str | None) -> str | None:
+        """The adapter that one of its names stands for; None: the model without one."""
+        return next((one for one in _forms(name or "") if one in self.loras), None)
 
     def served(self, name: str | None, model: ServedModel) -> ServedModel:
         """The model as it answers under one of its names."""

@@ -34,6 +34,7 @@ class LoadedModel:
 
     state: ServerState
     core: EngineCore
+    loader: ModelLoader
     _line: asyncio.Task[None]
 
     @property
@@ -58,7 +59,7 @@ class LoadedModel:
     async def stop(self) -> None:
         """End the engine and forget the text side."""
         self._line.cancel()
-        await _ended(self.state, self.core)
+        await _ended(self.state, self.core, self.loader)
 
 
 async def load_model(
@@ -90,7 +91,7 @@ async def load_model(
             except ConfigError as error:
                 raise ConfigError(f"the variant {variant.name}: {error}") from None
     except BaseException:
-        await asyncio.shield(_ended(state, core))
+        await asyncio.shield(_ended(state, core, loader))
         raise
     log.info(f"loaded {declared.name} in {stages.text()}")
     for note in core.core.executor.status().notes:
@@ -98,17 +99,22 @@ async def load_model(
     line = asyncio.create_task(
         StatsLine(state, model=declared.name).run(), name=f"stats line of {declared.name}"
     )
-    return LoadedModel(state, core.core, line)
+    return LoadedModel(state, core.core, loader, line)
 
 
-async def fetch_model(declared: DeclaredModel, state: ServerState, source: Source | None) -> Path:
-    """Download a model's files. Returns their directory. Raises ConfigError or HubError."""
+async def fetch_model(
+    declared: DeclaredModel, state: ServerState, source: Source | None
+) -> tuple[Path, Path | None]:
+    """Download a model's files, those of its draft model and its adapters. Returns the directories of both models.
+
+    Raises ConfigError or HubError.
+    """
     loader = await asyncio.to_thread(ModelLoader, declared.settings, source)
     with reporting(state, declared.settings.log_format) as report:
-        return await loader.find_model(state, report)
+        return await loader.fetch_files(state, report)
 
 
-async def _ended(state: ServerState, core: EngineCore | PendingCore) -> None:
+async def _ended(state: ServerState, core: EngineCore | PendingCore, loader: ModelLoader) -> None:
     """End the engine and what else the model has of the process."""
     judge = state.judge
     try:
@@ -119,5 +125,6 @@ async def _ended(state: ServerState, core: EngineCore | PendingCore) -> None:
     finally:
         state.forget_model()
         state.metrics.forget_engine()
+        await asyncio.to_thread(loader.close)
         if judge is not None:
             await judge.close()

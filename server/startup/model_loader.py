@@ -29,7 +29,14 @@ from server.grammar.validator import GrammarJudge
 from server.lora.modules import read_modules
 from server.lora.own import load_own_adapter, with_own_adapter
 from server.lora.registry import LoraRegistry
-from server.lora.start import check_adapter_settings, check_files, check_modules, load_modules, uses_adapters
+from server.lora.start import (
+    check_adapter_settings,
+    check_files,
+    check_modules,
+    hub_modules,
+    load_modules,
+    uses_adapters,
+)
 from server.lora.store import LoraStore
 from server.model_defaults.pooling import length_notes
 from server.model_defaults.sampling_note import sampling_note
@@ -111,6 +118,8 @@ class ModelLoader:
         self.disk: Disk | None = None
         """Keeps KV of prompts; shared by the models of the process. The same writer."""
         self.adapters: LoraRegistry | None = None
+        self._stores: list[LoraStore] = []
+        """Copies of adapters."""
         self.model_dir: Path  # known once the hub's files are there, and with it
         self.config: ExecutorConfig
         name = self.source.name if isinstance(self.source, LocalModel) else self.source.label
@@ -121,6 +130,20 @@ class ModelLoader:
     def is_here(self) -> bool:
         """Whether all files are on this disk, so that what they say can be refused before a client is answered."""
         return isinstance(self.source, LocalModel) and not isinstance(self.draft, hub.HubModel)
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether adapters are on this disk too, so that a load downloads nothing."""
+        return self.is_here and not hub_modules(self.modules, self.settings.download_dir)
+
+    async def fetch_files(self, state: ServerState, report: ProgressCallback) -> tuple[Path, Path | None]:
+        """Download what a load needs. Returns the directories of model and draft model. Raises ConfigError or HubError."""
+        path, draft = await self.find_model(state, report), None
+        if self.draft is not None:
+            draft = await self._find_draft(state, report)
+        for adapter in hub_modules(self.modules, self.settings.download_dir):
+            await self._fetch(adapter, state, report, check=False)
+        return path, draft
 
     async def begin_checked(
         self, state: ServerState, core: PendingCore, report: ProgressCallback
@@ -150,13 +173,7 @@ class ModelLoader:
         """
         report("reading the model's files", 0, 0)
         self.model_dir = await self.find_model(state, report)
-        if self.draft is not None:
-            path = (
-                self.draft.path
-                if isinstance(self.draft, LocalModel)
-                else await self._fetch(self.draft, state, report, check=False)
-            )
-            self.draft_dir = await asyncio.to_thread(model_directory, path)
+        self.draft_dir = None if self.draft is None else await self._find_draft(state, report)
         self.config = executor_config(self.settings, self.model_dir, self.draft_dir, self.memory_limit)
         self._pace = await asyncio.to_thread(self.known_pace.of, self.model_dir)
         if self.pool is not None:
@@ -218,7 +235,7 @@ class ModelLoader:
         tokenizer = Path(self.config.tokenizer or self.config.model)
         state.judge = GrammarJudge(tokenizer, model.info.logits_width)
         if self.package is not None and self.package.adapter is not None:
-            model = await load_own_adapter(core.core, self.package, model, self._pack)
+            model = await load_own_adapter(core.core, self.package, model, self._pack, self._new_store())
         elif uses_adapters(self.settings):
             report("loading adapters", 0, 0)
             await self._add_adapters(core.core, state, model)
@@ -264,7 +281,7 @@ class ModelLoader:
             core,
             model,
             self.names,
-            store := LoraStore(),
+            self._new_store(),
             self._pack,
             text_side,
             max_loras=settings.max_loras,
@@ -273,7 +290,6 @@ class ModelLoader:
             changed=self._publish_adapters,
         )
         self.adapters = adapters
-        atexit.register(store.close)
 
         async def fetch(source: hub.HubModel) -> Path:
             return await self._fetch(source, state)
@@ -285,6 +301,19 @@ class ModelLoader:
             log.warning(
                 "adapters cannot be loaded over HTTP: there is no admin key (--admin-key or --admin-key-file)"
             )
+
+    def _new_store(self) -> LoraStore:
+        store = LoraStore()
+        self._stores.append(store)
+        atexit.register(store.close)
+        return store
+
+    def close(self) -> None:
+        """Remove the copies of adapters: the model is unloaded. Idempotent."""
+        while self._stores:
+            store = self._stores.pop()
+            atexit.unregister(store.close)
+            store.close()
 
     async def _publish_adapters(self) -> None:
         """The table of adapters has changed: API workers have copies of it."""
@@ -321,6 +350,16 @@ class ModelLoader:
             else await self._fetch(self.source, state, report)
         )
         return await asyncio.to_thread(model_directory, path, not self.settings.tokenizer, self.package)
+
+    async def _find_draft(self, state: ServerState, report: ProgressCallback) -> Path:
+        """The draft model's directory, downloaded first if it is the hub's."""
+        assert self.draft is not None
+        path = (
+            self.draft.path
+            if isinstance(self.draft, LocalModel)
+            else await self._fetch(self.draft, state, report, check=False)
+        )
+        return await asyncio.to_thread(model_directory, path)
 
     async def _fetch(
         self,

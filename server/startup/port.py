@@ -44,12 +44,14 @@ log = structlog.get_logger("server")
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A declared model and what its files say. `source`: None if it cannot be served, which `problem` explains."""
+    """A declared model and what its files say. `source`: None if it cannot be served, which `problem` explains. `is_fetched`:
+    whether a load downloads nothing."""
 
     declared: DeclaredModel
     source: Source | None
     need: int
     problem: str | None
+    is_fetched: bool
 
 
 class Port:
@@ -126,12 +128,12 @@ class Port:
             return await load_model(declared, own, model.source, limit, cores, self.disk, known_pace)
 
         async def fetch() -> int:
-            path = await fetch_model(declared, own, model.source)
-            return declared.memory or need_of(declared.settings, path)
+            path, draft = await fetch_model(declared, own, model.source)
+            return declared.memory or need_of(declared.settings, path, draft)
 
-        is_here = model.problem is not None or isinstance(model.source, LocalModel)
+        is_here = model.problem is not None or model.is_fetched
         entry = ModelEntry(spec, load, None if is_here else fetch)
-        return ModelRow(entry, own, variants)
+        return ModelRow(entry, own, variants, declared.loras)
 
     def report(self) -> Report:
         """What fits together."""
@@ -222,11 +224,13 @@ def found(declared: DeclaredModel) -> FoundModel:
     settings, problem = declared.settings, declared.problem
     source: Source | None = None
     draft: Path | None = None
+    is_fetched = False
     if problem is None:
         try:
             source = model_source(settings)
             model = ModelLoader(settings, source)
             draft = model.draft.path if isinstance(model.draft, LocalModel) else None
+            is_fetched = model.is_fetched
         except (ConfigError, SettingsError) as error:
             problem = " ".join(str(error).split())
     path: Path | None = source.path if isinstance(source, LocalModel) else None
@@ -234,4 +238,4 @@ def found(declared: DeclaredModel) -> FoundModel:
         need = need_of(settings, path, draft)
     except OSError as error:
         need, problem = 0, problem or f"its files cannot be read: {error.strerror}"
-    return FoundModel(declared, source, declared.memory or need, problem)
+    return FoundModel(declared, source, declared.memory or need, problem, is_fetched)

@@ -229,8 +229,15 @@ class ModelRowLike(Protocol):
     def variants(self) -> Iterable[str]:
         """Names under which it answers with other defaults."""
 
+    @property
+    def loras(self) -> Mapping[str, str]:
+        """Names under which it answers with an adapter, and where that is loaded from."""
+
+    def lora_of(self, name: str | None) -> str | None:
+        """The adapter that one of its names stands for; None: the model without one."""
+
     def served(self, name: str | None, model: ServedModel) -> ServedModel:
-        """The model as it answers under one of its names."""
+        """The model as it answers under one of its names, none of which is an adapter's."""
 
     @property
     def status(self) -> ModelState:

@@ -128,6 +128,7 @@ class Metrics(MetricsSink):
         )
         self._keys: set[str] = set()
         self._engine: EngineCollector | None = None
+        self._loras: LoraCollector | None = None
         self.parts: dict[str, Metrics] = {}
         """Metrics of each of several models, by its name, in place of those families of this one that describe a model."""
         self._start_counters()
@@ -209,10 +210,14 @@ class Metrics(MetricsSink):
         if self._engine is not None:
             self.registry.unregister(self._engine)
             self._engine = None
+        if self._loras is not None:
+            self.registry.unregister(self._loras)
+            self._loras = None
 
     def watch_adapters(self, adapters: Loras) -> None:
         """Export who uses which LoRA adapter."""
-        self.registry.register(LoraCollector(adapters))
+        self._loras = LoraCollector(adapters)
+        self.registry.register(self._loras)
 
     def watch_workers(self, workers: Workers) -> None:
         """Export what API workers use."""

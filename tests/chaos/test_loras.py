@@ -14,7 +14,7 @@ from tests.chaos.asked import kinds
 from tests.chaos.client import Stream, another_pid, answers, check, executor_pid, gone, open_client
 from tests.chaos.conftest import EXACT
 from tests.e2e.server_process import ServerProcess
-from tests.e2e.test_lora import write
+from tests.e2e.tiny_loras import write
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -18,41 +18,17 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from executors.lora.peft import CONFIG, WEIGHTS
 from executors.tiny import weights_dir
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.tiny_loras import write
 from tests.executors.lora.peft_files import write_peft
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 ADMIN = {"Authorization": "Bearer the-admin"}
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-def targets() -> dict[str, tuple[int, int]]:
-    """All linear layers of cohort-tiny."""
-    with safe_open(weights_dir() / "model.safetensors", "pt") as file:
-        found = {
-            name.removesuffix(".weight"): tuple(file.get_slice(name).get_shape())
-            for name in file.keys()  # noqa: SIM118
-            if name.removesuffix(".weight").rpartition(".")[2] in LINEARS
-        }
-    return found  # type: ignore[return-value]
-
-
-def write(folder: Path, seed: int, rank: int = 8, **config: Any) -> Path:
-    write_peft(
-        folder,
-        targets(),
-        rank=rank,
-        seed=seed,
-        dtype=torch.bfloat16,
-        config={"lora_alpha": rank / 2, **config},
-    )
-    return folder
 
 
 @pytest.fixture(scope="module")

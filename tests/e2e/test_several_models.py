@@ -17,10 +17,12 @@ import pytest
 
 from tests.e2e.checkpoints import VOCAB_SIZE
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.tiny_loras import write
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 NAMES = ("one", "two", "three")
+PROMPT = "Once upon a time"
 
 
 def config(folder: Path, tokenizer_dir: Path, **models: dict[str, Any]) -> list[str]:
@@ -202,3 +204,58 @@ def test_real_models_keep_to_the_memory_that_is_counted_for_them(tmp_path: Path)
             kv = sum(group["num_blocks"] * group["bytes_per_block"] for group in layout["groups"])
             assert 0 < kv < needs[one["model"]] < 2**30
             assert memory["used_bytes"] < needs[one["model"]]
+
+
+def streamed(server: ServerProcess, model: str, text: str, tokens: int) -> str:
+    """The text of a stream that has ended. Fails if it ends otherwise than with its last token."""
+    body = {
+        "model": model, "prompt": text, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True
+    }  # fmt: skip
+    parts, reasons = [], []
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=200) as response:
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line[6:])
+                assert "error" not in chunk, chunk
+                [choice] = chunk["choices"]
+                parts.append(choice["text"])
+                reasons.append(choice["finish_reason"])
+    assert reasons[-1] == "length"
+    return "".join(parts)
+
+
+def test_adapters_and_a_draft_of_each_model(tmp_path: Path) -> None:
+    """They answer as on a server of their model alone: also after an unload."""
+    loras = {name: str(write(tmp_path / name, seed)) for seed, name in enumerate(("fr", "de"))}
+    alone = [f"--lora-modules={name}={path}" for name, path in loras.items()]
+    with ServerProcess(["cohort-tiny", "--deterministic", *alone], tmp_path) as server:
+        expected = {name: text_of(ask(server, name, PROMPT, 30)) for name in ("cohort-tiny", "fr", "de")}
+        story = streamed(server, "fr", PROMPT, 400)
+    assert len(set(expected.values())) == 3
+    values: dict[str, Any] = {
+        "deterministic": True,
+        "memory": "1GiB",  # for one of them
+        "swap_after": 0.3,
+        "min_residency": 0.3,
+        "models": {
+            "one": {"source": "cohort-tiny", "lora": loras},
+            "two": {"source": "cohort-tiny", "draft": {"model": "cohort-tiny", "num_speculative_tokens": 3}},
+        },
+    }
+    path = tmp_path / "several.yaml"
+    path.write_text(json.dumps(values))
+    with ServerProcess(["--config", str(path)], tmp_path) as server:
+        parents = {one["id"]: one["parent"] for one in server.get("/v1/models").json()["data"]}
+        assert parents == {"one": None, "fr": "one", "de": "one", "two": None}
+        assert text_of(ask(server, "de", PROMPT, 30)) == expected["de"]
+        assert text_of(ask(server, "two", PROMPT, 30)) == expected["cohort-tiny"]
+        assert states(server)["de"] == "unloaded"
+        accepted = 'cohort_spec_decode_num_accepted_tokens_total{model="two"} '
+        lines = server.get("/metrics").text.splitlines()
+        assert any(line.startswith(accepted) and float(line.removeprefix(accepted)) for line in lines)
+        assert text_of(ask(server, "one", PROMPT, 30)) == expected["cohort-tiny"]
+        with ThreadPoolExecutor(1) as pool:
+            stream = pool.submit(streamed, server, "fr", PROMPT, 400)
+            assert text_of(ask(server, "two", PROMPT, 30)) == expected["cohort-tiny"]
+            assert stream.result() == story

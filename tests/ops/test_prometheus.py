@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from tests.e2e.server_process import ServerProcess
-from tests.e2e.test_lora import write
+from tests.e2e.tiny_loras import write
 from tests.ops.expressions import PROMETHEUS, ROOT, alerts, dashboard_expressions, operands
 
 pytestmark = [pytest.mark.external, pytest.mark.timeout(60)]

@@ -272,21 +272,33 @@ class FakeJudge:
 
 
 @dataclass
-class FakeLoras:
-    """Loads whatever is asked for, and has none."""
+class FakeLora:
+    """An adapter: `model` answers under its name."""
 
+    name: str
+    root: str
+    model: ServedModel
+    created: int = 1000
+    notes: tuple[str, ...] = ("its head is not used",)
+
+
+@dataclass
+class FakeLoras:
+    """Loads whatever is asked for, and has those that it was given."""
+
+    held: dict[str, FakeLora] = field(default_factory=dict)
     max_loras: int = 2
     loaded: list[tuple[str, str]] = field(default_factory=list)
     unloaded: list[str] = field(default_factory=list)
 
-    def get(self, name: str) -> None:
-        return None
+    def get(self, name: str) -> FakeLora | None:
+        return self.held.get(name)
 
-    def all(self) -> list[Any]:
-        return []
+    def all(self) -> list[FakeLora]:
+        return list(self.held.values())
 
-    async def find(self, name: str) -> None:
-        return None
+    async def find(self, name: str) -> FakeLora | None:
+        return self.get(name)
 
     async def load_below_root(self, name: str, said: str, *, replaces: bool = True) -> None:
         self.loaded.append((name, said))

@@ -108,8 +108,9 @@ async def find_model(
         row = await while_connected(request.receive, models.hold(name, call, keep=keep, deadline=deadline))
         if call.story is not None:  # its metrics are the model's, whichever of its names was called
             call.story.model = row.name
-        model, _ = await row.state.find(None, generating=generating)
-        return row.state, row.served(name, model), name or row.name
+        lora = row.lora_of(name)
+        model, _ = await row.state.find(lora, generating=generating)
+        return row.state, model if lora is not None else row.served(name, model), name or row.name
     if keep is not None:
         call_of(request.scope).ignore(["ttl"])
     model, name = await state.find(name, generating=generating)

@@ -32,6 +32,11 @@ async def unload_lora_adapter(request: Request) -> Response:
 
 
 def _adapters(state: ServerState) -> LoraManager:
+    if state.models is not None:
+        message = (
+            "Adapters of several models are declared in the configuration file, under lora of their model."
+        )
+        raise InvalidRequest(message, "lora_name", "unsupported_parameter")
     if state.model is None:
         raise Unavailable("The model is still loading.")
     if state.adapters is None:

@@ -37,7 +37,9 @@ async def list_models(request: Request) -> Response:
     state = state_of(request)
     if (models := models_of(request)) is not None:
         await models.refresh()
-        cards = [_row_card(row, name) for row in models.rows() for name in (row.name, *row.variants)]
+        cards = [
+            _row_card(row, name) for row in models.rows() for name in (row.name, *row.variants, *row.loras)
+        ]
     else:
         cards = [_card(state, name) for name in state.names]
         cards += [_adapter_card(state, one) for one in (state.adapters.all() if state.adapters else ())]
@@ -101,12 +103,17 @@ async def get_model(request: Request, name: str) -> Response:
 
 def _row_card(row: ModelRowLike, name: str) -> OpenAIModel:
     """One of several models, with its status in the words of llama.cpp's server."""
-    card = _card(row.state, name)
-    card["parent"] = row.name if name in row.variants else None
+    lora = row.lora_of(name)
+    adapter = None if lora is None or row.state.adapters is None else row.state.adapters.get(lora)
+    card = _card(row.state, name) if adapter is None else _adapter_card(row.state, adapter)
+    card["id"] = name
+    if lora is not None:
+        card["root"] = row.loras[lora]
+    card["parent"] = row.name if lora is not None or name in row.variants else None
     card["status"] = {"value": row.status}
     if row.reason:
         card["status"]["reason"] = row.reason
-    card["aliases"] = list(row.aliases)
+    card["aliases"] = list(row.aliases) if lora is None else []
     card["memory"] = row.need
     return card
 

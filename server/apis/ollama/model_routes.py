@@ -30,7 +30,7 @@ from server.apis.ollama.routes import without_tag
 from server.apis.ollama.schema import OllamaShowRequest
 from server.model_defaults.preset import Preset
 from server.prepare.fill_in_middle import fill_in_middle
-from server.state.server_state import ServedModel, ServerState
+from server.state.server_state import ModelRowLike, ServedModel, ServerState
 from server.templates.template import DEFAULT, TOOL_USE
 
 router = APIRouter()
@@ -55,7 +55,7 @@ async def tags(request: Request) -> Response:
         cards = [_card(state_of(request), *names) for names in _served(state_of(request))]
     else:
         await models.refresh()
-        cards = [_card(row.state, *names) for row in models.rows() for names in _tagged(row.state)]
+        cards = [_card(row.state, *names) for row in models.rows() for names in _tagged(row)]
     answer: OllamaTags = {"models": cards}
     return json_response(answer)
 
@@ -71,7 +71,7 @@ async def ps(request: Request) -> Response:
             if row.status == "loaded":
                 seconds = row.expires_in
                 expires = _NEVER if seconds is None else written_time(time.time() + seconds)
-                answer["models"] += _processes(row.state, _tagged(row.state), expires)
+                answer["models"] += _processes(row.state, _tagged(row), expires)
     return json_response(answer)
 
 
@@ -110,7 +110,7 @@ async def show(request: Request) -> Response:
         row = models.find(name)
         if row.state.model is None:  # clients describe all models that are listed: none is loaded for that
             return json_response(_unloaded_facts(row.state, row.name))
-        state, name = row.state, row.name
+        state, name = row.state, row.lora_of(name) or row.name
     model, _ = await state.find(without_tag(state, name))
     name = without_tag(state, name)
     parameters = _parameters(model)
@@ -145,9 +145,11 @@ def _served(state: ServerState) -> list[tuple[str, int]]:
     return [*((name, state.started) for name in state.names), *((one.name, one.created) for one in adapters)]
 
 
-def _tagged(state: ServerState) -> list[tuple[str, int]]:
-    """`_served` of one of several models, with Ollama's tag: Open WebUI unloads by names with a tag that are listed."""
-    return [(name if ":" in name else name + LATEST, created) for name, created in _served(state)]
+def _tagged(row: ModelRowLike) -> list[tuple[str, int]]:
+    """`_served` of one of several models, loaded or not, with Ollama's tag: Open WebUI unloads by names with a tag that are
+    listed."""
+    served = dict.fromkeys((*row.state.names, *row.loras), row.state.started) | dict(_served(row.state))
+    return [(name if ":" in name else name + LATEST, created) for name, created in served.items()]
 
 
 def _card(state: ServerState, name: str, created: int) -> TagCard:
@@ -174,7 +176,8 @@ def _size(state: ServerState) -> int:
 
 def _details(state: ServerState, name: str) -> Details:
     info = None if state.model is None else state.model.info
-    is_adapter = state.adapters is not None and state.adapters.get(name) is not None
+    names = (name, name.removesuffix(LATEST))
+    is_adapter = state.adapters is not None and any(map(state.adapters.get, names))
     details: Details = {
         "parent_model": state.names[0] if is_adapter else "",
         "format": "",

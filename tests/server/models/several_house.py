@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -18,7 +18,7 @@ from server.settings.table import DEFAULTS
 from server.startup.app import create_app
 from server.state.server_state import ServerState
 from server.telemetry.metrics import Metrics
-from tests.server.fakes import TEMPLATE, House
+from tests.server.fakes import TEMPLATE, FakeLora, FakeLoras, House
 
 TEMPERED = TEMPLATE + "{% if enable_thinking %}<think>{% endif %}"
 """A template with a variable."""
@@ -46,18 +46,24 @@ class SeveralHouse:
     """`houses`: the models by name. `gates`: cleared ones hold loads up. `faults`: what the next load raises."""
 
     def __init__(
-        self, names: Sequence[str], variants: Mapping[str, Sequence[Variant]] | None = None, **options: Any
+        self,
+        names: Sequence[str],
+        variants: Mapping[str, Sequence[Variant]] | None = None,
+        loras: Mapping[str, Mapping[str, str]] | None = None,
+        **options: Any,
     ) -> None:
         self.houses = {name: House(names=(name,), template=TEMPERED) for name in names}
         self.gates = {name: asyncio.Event() for name in names}
         self.faults: dict[str, Exception] = {}
         self.state = ServerState(tuple(names), Metrics())
-        rows = [self._row(name, (variants or {}).get(name, ())) for name in names]
+        rows = [
+            self._row(name, (variants or {}).get(name, ()), (loras or {}).get(name, {})) for name in names
+        ]
         self.table = ModelTable((row.entry for row in rows), 1000, SwapRules(retry_pause=0.05))
         self.state.models = PortModels(self.table, rows)
         self.options = options
 
-    def _row(self, name: str, variants: Sequence[Variant]) -> ModelRow:
+    def _row(self, name: str, variants: Sequence[Variant], loras: Mapping[str, str]) -> ModelRow:
         house, several = self.houses[name], {one.name: one for one in variants}
         metrics = Metrics(model=name)
         own = self.state.of_model((name, *several), DEFAULTS, metrics, 120.0)
@@ -68,9 +74,13 @@ class SeveralHouse:
             if (fault := self.faults.pop(name, None)) is not None:
                 raise fault
             own.model, own.core, own.judge = house.state.model, house.core, house.judge
+            if loras:
+                assert own.model is not None
+                adapted = {one: replace(own.model, adapter=one, fingerprint=f"fp_{one}") for one in loras}
+                own.adapters = FakeLoras({one: FakeLora(one, loras[one], adapted[one]) for one in loras})
             return LoadedHouse(own)
 
-        return ModelRow(ModelEntry(ModelSpec(name=name, need=100), load), own, several)
+        return ModelRow(ModelEntry(ModelSpec(name=name, need=100), load), own, several, loras)
 
     @asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[httpx.AsyncClient]:

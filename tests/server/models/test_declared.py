@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from engine.errors import ModelNotFound
+from executors.tiny import weights_dir
 from server.commands.serve import is_pair
+from server.lora.modules import LoraModule, read_modules
 from server.models import port_models
 from server.models.declared import IDLE_UNLOAD, declared_models
 from server.models.needs import need_of, weight_bytes
@@ -16,6 +19,7 @@ from server.settings.load import SettingsError, load
 from server.settings.table import Settings
 from server.startup.new_state import new_state
 from server.startup.port import Port
+from server.startup.speculation import read_speculation
 from server.telemetry.metrics import Metrics
 
 
@@ -51,6 +55,36 @@ def test_a_source_and_a_mapping() -> None:
     assert not large.settings.models and "models" not in large.settings.explicit
 
 
+def test_adapters_and_a_draft_of_a_model() -> None:
+    """They become the settings that a server of this model alone would have."""
+    models = {
+        "a": {"source": "x", "lora": {"fr": "/loras/fr", "de": {"path": "org/de", "base_model_name": "x"}}, "draft": "y"},
+        "b": {"source": "x", "lora": {"it": "/loras/it"}, "settings": {"max_loras": 4, "max_lora_rank": 16}},
+    }  # fmt: skip
+    a, b = declared_models(settings(models=models))
+    assert a.names == ("a", "fr", "de") and a.loras == {"fr": "/loras/fr", "de": "org/de"}
+    assert read_modules(a.settings.lora_modules) == (
+        LoraModule("fr", "/loras/fr"),
+        LoraModule("de", "org/de", "x"),
+    )
+    assert a.settings.max_loras == 2, "memory is kept for no more than there are"
+    assert read_speculation(a.settings).model == "y"
+    assert (b.settings.max_loras, b.settings.max_lora_rank) == (4, 16)
+    assert read_speculation(b.settings).model == ""
+
+
+def test_an_adapters_name_stands_for_one_model() -> None:
+    with pytest.raises(SettingsError, match="b: 'fr' names both a and b"):
+        declared_models(
+            settings(
+                models={
+                    "a": {"source": "x", "lora": {"fr": "y"}},
+                    "b": {"source": "x", "lora": {"fr": "z"}},
+                }
+            )
+        )
+
+
 def test_idle_models_are_unloaded_after_half_an_hour_by_default() -> None:
     [one] = declared_models(settings(models={"a": "x"}))
     assert one.idle_unload == IDLE_UNLOAD == 1800
@@ -71,6 +105,20 @@ def test_idle_models_are_unloaded_after_half_an_hour_by_default() -> None:
         ),
         ({"source": "x", "settings": {"max_model_len": 0}}, "max_model_len: it should be greater"),
         ({"source": "x", "memory": "much"}, "memory"),
+        ({"source": "x", "mmproj": "y.gguf"}, "mmproj: images are not read by any model here"),
+        ({"source": "x", "draft": 7}, "draft: a source, or a mapping as speculative_config"),
+        (
+            {"source": "x", "draft": "y", "settings": {"speculative_config": {"method": "ngram"}}},
+            "draft: settings has speculative_config already",
+        ),
+        ({"source": "x", "lora": ["b"]}, "lora: a mapping of names"),
+        ({"source": "x", "lora": {"b c": "y"}}, "lora: b c': a name has 1 to 200 characters"),
+        ({"source": "x", "lora": {"b": 7}}, "lora: b: a folder, a GGUF file or a hub name"),
+        ({"source": "x", "lora": {"b": {}}}, "lora: b: path: it should be a string"),
+        ({"source": "x", "lora": {"b": {"pth": "y"}}}, "lora: b: pth: no such key; did you mean path?"),
+        ({"source": "x", "lora": {"b": {"path": ""}}}, "lora: b: path: it should be a string"),
+        ({"source": "x", "lora": {"b": "y"}, "aliases": ["b"]}, "'b' names two things"),
+        ({"source": "x", "lora": {"a": "y"}}, "'a' names two things"),
         ({"source": "x", "variants": ["b"]}, "variants: a mapping of names"),
         ({"source": "x", "variants": {"b": {}}}, "variants: b: a mapping with template or sampling"),
         ({"source": "x", "variants": {"b": {"templat": {}}}}, "templat: no such key; did you mean template?"),
@@ -162,6 +210,20 @@ def test_a_need_counts_weights_and_kv(tmp_path: Path) -> None:
     given = settings(models={"a": "x"}, kv_cache_memory_bytes="1GiB")
     assert need_of(given, tmp_path) - need_of(given, tmp_path / "absent") == 1100
     assert need_of(given, tmp_path) > 2**30
+
+
+def test_a_need_counts_adapters() -> None:
+    """The places of all adapters and one more, of the highest rank, for each matrix of a layer."""
+    path = weights_dir()
+    plain, adapted = declared_models(
+        settings(
+            models={"a": "x", "b": {"source": "x", "lora": {"fr": "y"}, "settings": {"max_lora_rank": 8}}}
+        )
+    )
+    with safe_open(path / "model.safetensors", "np") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys() if "_proj" in name]  # noqa: SIM118
+    expected = 2 * 8 * 4 * sum(map(sum, shapes))
+    assert shapes and need_of(adapted.settings, path) - need_of(plain.settings, path) == expected
 
 
 def test_a_path_with_an_equals_sign_is_no_pair(tmp_path: Path) -> None:

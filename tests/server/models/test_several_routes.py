@@ -251,6 +251,48 @@ async def test_a_variant_has_other_variables_and_defaults() -> None:
     assert [one["name"] for one in tags] == ["chat:latest", "thinker:latest"]
 
 
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_adapter_is_a_model_whose_parent_is_loaded_for_it() -> None:
+    house = SeveralHouse(["chat", "embed"], loras={"chat": {"fr": "/loras/fr"}})
+    engine = house.houses["chat"].engine
+    async with house.client() as client:
+
+        async def cards() -> dict[str, dict[str, Any]]:
+            return {one["id"]: one for one in (await client.get("/v1/models")).json()["data"]}
+
+        before = await cards()
+        assert list(before) == ["chat", "fr", "embed"]
+        assert (before["fr"]["parent"], before["fr"]["root"]) == ("chat", "/loras/fr")
+        assert before["fr"]["status"] == before["chat"]["status"] == {"value": "unloaded"}
+        assert before["fr"]["aliases"] == [] and before["chat"]["parent"] is None
+
+        for name in ("fr", "fr:latest", "chat"):
+            answer = await ask(client, name)
+            assert answer.status_code == 200 and answer.json()["model"] == name
+        assert [request.adapter for request in engine.requests] == ["fr", "fr", None]
+
+        after = await cards()
+        assert after["fr"]["status"] == {"value": "loaded"} and after["fr"]["parent"] == "chat"
+        assert after["fr"]["notes"] and "notes" not in after["chat"]
+        assert (await client.get("/v1/models/fr")).json() == after["fr"]
+        for path in ("/api/tags", "/api/ps"):
+            listed = (await client.get(path)).json()["models"]
+            parents = {one["name"]: one["details"]["parent_model"] for one in listed}
+            assert parents["fr:latest"] == "chat" and parents["chat:latest"] == ""
+        shown = (await client.post("/api/show", json={"model": "fr:latest"})).json()
+        assert shown["details"]["parent_model"] == "chat" and "FROM fr" in shown["modelfile"]
+
+        assert (await client.post("/models/unload", json={"model": "fr"})).json() == {"success": True}
+        await asyncio.sleep(0.02)
+        assert (await cards())["chat"]["status"] == {"value": "unloaded"}
+        near = await ask(client, "f")
+        assert near.status_code == 404 and "Did you mean 'fr'?" in near.text
+        refused = await client.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "y"})
+        assert refused.status_code in (400, 401, 403)
+
+
 # -- Open WebUI --------------------------------------------------------------------------------------------------------
 
 

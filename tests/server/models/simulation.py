@@ -1,7 +1,8 @@
-"""Schedules of calls, unloads, deaths and load failures over a `ModelTable` in virtual time, drawn from a seed.
+"""Schedules of calls, downloads, unloads, deaths, and loads that fail or hang over a `ModelTable` in virtual time, by a seed.
 
 A model's stream makes a token each 10 ms while its model is loaded, and none while it is parked. The simulation fails
-where memory is exceeded, a pinned model ends unasked, a model that loads is ended, or a call has no answer.
+where memory is exceeded, a pinned model ends unasked, a model that loads is ended, a model is loaded before its files are here,
+or a call has no answer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from server.models.table import ModelTable, SwapRules
 
 TOKEN = 0.01
 BUDGET = 4
+LOAD_TIMEOUT = 2.0
+_HANG = 1000.0
+"""Seconds that a hanging load takes: more than a call waits."""
 
 
 class Broken(AssertionError):
@@ -52,8 +56,13 @@ class Machine:
     async def load(self, spec: ModelSpec) -> None:
         self.loading.add(spec.name)
         self.take(spec)
+        hangs = self.random.random() < self.fault_share / 4
         try:
-            await asyncio.sleep(self.random.uniform(0.0, 0.5))
+            await asyncio.sleep(_HANG if hangs else self.random.uniform(0.0, 0.5))
+        except asyncio.CancelledError:  # the time limit: nothing is left running
+            self.failed += 1
+            self.held.pop(spec.name)
+            raise
         finally:
             self.loading.discard(spec.name)
         if self.random.random() < self.fault_share:
@@ -117,7 +126,9 @@ async def simulate(
     machine = Machine(chance, 0.1 if faults else 0.0)
     entries = [_entry(machine, f"m{number}", chance) for number in range(chance.randint(2, 5))]
     clock = asyncio.get_running_loop().time
-    rules = SwapRules(swap_after=0.3, min_residency=0.2, retry_pause=0.1, max_waiting=1000)
+    rules = SwapRules(
+        swap_after=0.3, min_residency=0.2, retry_pause=0.1, max_waiting=1000, load_timeout=LOAD_TIMEOUT
+    )
     table = table_type(entries, BUDGET, rules, clock)
     table.start()
     counts = {"answered": 0, "refused": 0, "left": 0, "ended": 0}
@@ -151,10 +162,19 @@ def _entry(machine: Machine, name: str, chance: random.Random) -> ModelEntry:
     )
 
     async def load() -> SimulatedModel:
-        await machine.load(spec)
-        return SimulatedModel(machine, spec)
+        if entry.fetch is not None:
+            machine.broken.append(f"{name} was loaded before its files were here")
+        await machine.load(entry.spec)
+        return SimulatedModel(machine, entry.spec)
 
-    return ModelEntry(spec, load)
+    async def fetch() -> int:
+        await asyncio.sleep(chance.uniform(0.0, 1.0))
+        if chance.random() < machine.fault_share:
+            raise RuntimeError("the hub is away")
+        return chance.randint(1, 3) if machine.fault_share else entry.spec.need
+
+    entry = ModelEntry(spec, load, fetch if chance.random() < 0.3 else None)
+    return entry
 
 
 async def _call(
@@ -169,7 +189,10 @@ async def _call(
     patience = chance.uniform(0.0, 1.0) if chance.random() < 0.2 else None
     try:
         async with asyncio.timeout(patience):
-            lease = await table.acquire(entry)
+            keep = chance.choice([0.0, 1.0]) if chance.random() < 0.2 else None
+            if keep == 0.0:  # also a pinned model is unloaded by a call that says so
+                machine.asked_to_end.add(entry.name)
+            lease = await table.acquire(entry, keep=keep)
             try:
                 runtime = entry.runtime
                 if not isinstance(runtime, SimulatedModel) or entry.status is not ModelStatus.READY:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
 import server.models.table as table_module
 from server.models.entry import ModelEntry, ModelStatus
 from server.models.table import ModelTable
+from tests.server.models import simulated
+from tests.server.models.simulated import be_silent, main, schedule
 from tests.server.models.simulation import Broken, simulate
 from tests.sim.virtual_loop import Deadlock, run
 from tests.tiers import examples
@@ -19,17 +23,15 @@ SEEDS = range(examples(200))
 
 @pytest.fixture(autouse=True)
 def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of lines take longer than what they tell of."""
-    silent = logging.getLogger("silent")
-    silent.disabled = True
-    monkeypatch.setattr(table_module, "log", silent)
+    monkeypatch.setattr(table_module, "log", table_module.log)  # put back after the test
+    be_silent()
 
 
 def test_schedules_keep_the_rules() -> None:
     total: dict[str, int] = {}
     for seed in SEEDS:
         try:
-            counts = run(simulate(seed))
+            counts = schedule(seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
         for word, count in counts.items():
@@ -37,11 +39,19 @@ def test_schedules_keep_the_rules() -> None:
     assert all(total[word] for word in ("answered", "refused", "left", "ended", "failed")), total
 
 
-def test_without_faults_no_call_is_lost() -> None:
-    """Nothing is ended or refused but what can never fit."""
-    for seed in SEEDS:
-        counts = run(simulate(seed, faults=False))
-        assert counts["ended"] == 0, seed
+def test_the_program_tells_how_many_held(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["simulated", "--seeds", "3", "--jobs", "1"])
+    assert main() == 0 and capsys.readouterr().out == "3 held, 0 failed\n"
+
+    def breaks(seed: int) -> dict[str, int]:
+        raise Broken("a call has no answer") if seed == 1 else RuntimeError("the disk is full")
+
+    monkeypatch.setattr(simulated, "schedule", breaks)
+    assert main() == 1
+    out = capsys.readouterr().out
+    assert "seed 1: Broken: a call has no answer" in out and out.endswith("0 held, 3 failed\n")
 
 
 class ForgetsAWaiter(ModelTable):
@@ -95,8 +105,37 @@ class ForgetsTheParked(ModelTable):
         return await super()._bring(entry)
 
 
+class ForgetsTheLimit(ModelTable):
+    """Waits for a load however long it takes."""
+
+    async def _load(self, entry: ModelEntry) -> None:
+        rules, self.rules = self.rules, replace(self.rules, load_timeout=math.inf)
+        try:
+            await super()._load(entry)
+        finally:
+            self.rules = rules
+
+
+class ForgetsTheDownload(ModelTable):
+    """Loads a model whose files are on their way."""
+
+    async def _fetch(self, entry: ModelEntry, fetch: Callable[[], Awaitable[int]]) -> None:
+        await super()._fetch(entry, fetch)
+        entry.fetch = fetch
+        await self._load(entry)
+
+
 @pytest.mark.parametrize(
-    "mutant", [ForgetsAWaiter, EvictsPinned, EndsALoadingModel, ForgetsTheBudget, ForgetsTheParked]
+    "mutant",
+    [
+        ForgetsAWaiter,
+        EvictsPinned,
+        EndsALoadingModel,
+        ForgetsTheBudget,
+        ForgetsTheParked,
+        ForgetsTheLimit,
+        ForgetsTheDownload,
+    ],
 )
 def test_a_table_that_breaks_a_rule_is_caught(mutant: type[ModelTable]) -> None:
     for seed in range(60):

@@ -354,6 +354,33 @@ async def test_a_download_holds_up_no_other_model() -> None:
         assert house.log == ["load b", "stop b", "load a"] and a.spec.need == 2
 
 
+async def test_parked_streams_that_can_never_go_on_are_ended() -> None:
+    """A pinned model turns out, once it is downloaded, to leave no room for a model that is parked."""
+    house = House(3)
+    a, b, pinned = house.entry("a", 2), house.entry("b", 2), house.entry("pinned", 1, pin=True)
+    arrived = asyncio.Event()
+
+    async def fetch() -> int:
+        await arrived.wait()
+        return 3
+
+    pinned.fetch = fetch
+    async with table_of(house, a, b, pinned) as table:
+        stream = await table.acquire(a)
+        other = await table.acquire(b)
+        assert a.status is ModelStatus.PARKED
+        waiting = asyncio.create_task(table.acquire(pinned))
+        await turns()
+        arrived.set()
+        await turns()
+        assert a.status is ModelStatus.UNLOADED and house.log[-1] == "stop a"
+        stream.release()
+        other.release()
+        (await waiting).release()
+        with pytest.raises(ModelUnavailable, match="beside pinned"):
+            await table.acquire(a)
+
+
 async def test_a_download_that_fails_fails_its_own_calls_and_is_tried_again() -> None:
     house = House(1)
     a = house.entry("a")

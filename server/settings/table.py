@@ -77,7 +77,8 @@ class Settings:
     )
     models: Mapping[str, Any] = json_object(
         "Several models behind one address, by name: a source, or an object with source, aliases, pin, preload, idle_unload, "
-        "memory, settings and sampling. Arguments NAME=SOURCE take its place. Each is loaded at its first call.",
+        "memory, settings, sampling, draft, lora and variants. Arguments NAME=SOURCE take its place. Each is loaded at its first "
+        "call.",
         wording="one model",
         opens="Several models",
     )

@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.checkpoints import VOCAB_SIZE
+from tests.e2e.checkpoints import VOCAB_SIZE, write_model
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.tiny_loras import write
+from tests.small_gguf import write_small_gguf
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
@@ -217,7 +218,7 @@ def streamed(server: ServerProcess, model: str, text: str, tokens: int) -> str:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 chunk = json.loads(line[6:])
-                assert "error" not in chunk, chunk
+                assert "error" not in chunk, (chunk, server.log())
                 [choice] = chunk["choices"]
                 parts.append(choice["text"])
                 reasons.append(choice["finish_reason"])
@@ -259,3 +260,61 @@ def test_adapters_and_a_draft_of_each_model(tmp_path: Path) -> None:
             stream = pool.submit(streamed, server, "fr", PROMPT, 400)
             assert text_of(ask(server, "two", PROMPT, 30)) == expected["cohort-tiny"]
             assert stream.result() == story
+
+
+TOGETHER = 60
+"""Calls of the test below, that alternate between its models."""
+
+
+def real_models(folder: Path) -> dict[str, dict[str, Any]]:
+    """Three models with other answers each: trained, of random weights, and in a GGUF file. A call is at most as long as 4096
+    tokens allow."""
+    (folder / "two").mkdir()
+    long = {"max_model_len": 4096, "kv_cache_memory_bytes": "64MiB", "max_num_batched_tokens": 512}
+    return {
+        "one": {"source": "cohort-tiny", "settings": {**long, "max_model_len": 2048}},
+        "two": {
+            "source": str(write_model(folder / "two", max_position_embeddings=4096)),
+            "settings": {**long, "load_format": "dummy", "seed": 7},
+        },
+        "three": {
+            "source": str(write_small_gguf(folder / "three.gguf", context_length=4096)),
+            "settings": long,
+        },
+    }
+
+
+@pytest.mark.timeout(400)
+def test_three_real_models_with_memory_for_two_answer_as_each_does_alone(tmp_path: Path) -> None:
+    """60 alternating calls of mixed length and long streams, bit for bit, although models are unloaded and loaded all the time,
+    and an executor is killed."""
+    models = real_models(tmp_path)
+    lengths = {"one": 400, "two": 1000, "three": 1000}
+    base: dict[str, Any] = {"deterministic": True, "swap_after": 0.2, "min_residency": 0.2}
+
+    def serve(names: tuple[str, ...], memory: str) -> ServerProcess:
+        path = tmp_path / f"{'-'.join(names)}.yaml"
+        path.write_text(
+            json.dumps({**base, "memory": memory, "models": {name: models[name] for name in names}})
+        )
+        return ServerProcess(["--config", str(path)], tmp_path)
+
+    def call(server: ServerProcess, name: str, number: int) -> str:
+        return text_of(ask(server, name, f"{PROMPT}, prompt {number},", 3 + 15 * number))
+
+    expected: dict[tuple[str, int], str] = {}
+    stories: dict[str, str] = {}
+    for name in NAMES:
+        with serve((name,), "4GiB") as server:
+            expected |= {(name, number): call(server, name, number) for number in range(4)}
+            stories[name] = streamed(server, name, PROMPT, lengths[name])
+    assert len(set(stories.values())) == 3
+    jobs = [(NAMES[number % 3], number % 4) for number in range(TOGETHER)]
+    with serve(NAMES, "1400MiB") as server, ThreadPoolExecutor(3) as long, ThreadPoolExecutor(6) as short:
+        streams = {name: long.submit(streamed, server, name, PROMPT, lengths[name]) for name in NAMES}
+        calls = [short.submit(call, server, *job) for job in jobs]
+        calls[TOGETHER // 3].result()
+        os.kill(server.children()[0], signal.SIGKILL)
+        assert [one.result() for one in calls] == [expected[job] for job in jobs]
+        assert {name: one.result() for name, one in streams.items()} == stories
+        assert len(server.children()) <= 2

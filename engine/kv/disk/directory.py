@@ -160,7 +160,7 @@ class CacheDirectory:
         return chain
 
     def use(self, paths: Sequence[str]) -> list[tuple[str, float]]:
-        """Count own files as used now, the first one last: of a chain its end leaves first. Returns the files and their times, for
+        """Count own files as used now, the first one last: of a chain its end leaves first. Returns files and times, for
         `stamp`. Does not block."""
         now, used = time.time(), []
         for number, path in enumerate(paths):

@@ -53,7 +53,7 @@ def _morning(arguments: argparse.Namespace, flags: list[str], length: int, direc
     system = " ".join(rng.choice(WORDS) for _ in range(length))
     prompt = [
         ("system", system),
-        ("user", "It is 1 May 2026. The directory is /home/ann/first. What is in it?"),
+        ("user", "It is 1 May 2026. The directory is /srv/first. What is in it?"),
     ]
     other = [("system", system), ("user", "It is 2 May 2026. The directory is /srv/second. Who wrote it?")]
     with _Server(arguments, [*flags, "--kv-cache-dir", str(directory)]) as server:

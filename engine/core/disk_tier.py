@@ -240,11 +240,11 @@ class DiskTier:
         """Look for its blocks again once it can be admitted: they may have been written while it ran."""
         self._looked.discard(seq)
 
-    def explain(self, seq: Sequence, hit: Hit, found: PrefixMatch) -> PrefixMatch:
-        """Why memory gave a sequence no more than `hit`, with what the disk has: `found` is what memory knows of it. By the index
+    def explain(self, seq: Sequence, hit: Hit, match: PrefixMatch) -> PrefixMatch:
+        """Why memory gave a sequence no more than `hit`, with what the disk has: `match` is what memory knows of it. By the index
         alone, within one root: other callers' prompts are not looked at."""
-        if found.missed not in (Missed.NEW, Missed.DIFFERS, Missed.EVICTED):
-            return found
+        if match.missed not in (Missed.NEW, Missed.DIFFERS, Missed.EVICTED):
+            return match
         kv, size, content = self._kv, self._size, self._content
         matched = hit.num_blocks if kv.states is None or hit.missed is not None else hit.num_in_full_groups
         keys = kv.keys_of(seq, (seq.num_known_tokens - 1) // size)
@@ -252,10 +252,10 @@ class DiskTier:
         while end < len(keys) and self.disk.find(content, group, keys[end]) is not None:
             end += 1
         unread = (end - matched) * size
-        if found.missed is Missed.EVICTED:
-            return replace(found, unread_tokens=unread)
-        if found.missed is Missed.DIFFERS and not unread:
-            return found
+        if match.missed is Missed.EVICTED:
+            return replace(match, unread_tokens=unread)
+        if match.missed is Missed.DIFFERS and not unread:
+            return match
         first = None
         if end < len(keys):
             stored = self.disk.followed(content, keys[end - 1] if end else kv.root_of(seq))
@@ -265,8 +265,8 @@ class DiskTier:
                 )
                 first = end * size + int(differ[0]) if differ.size else None
         if unread:
-            return PrefixMatch(found.matched_tokens, Missed.ON_DISK, first, unread_tokens=unread)
-        return found if first is None else PrefixMatch(found.matched_tokens, Missed.DIFFERS, first)
+            return PrefixMatch(match.matched_tokens, Missed.ON_DISK, first, unread_tokens=unread)
+        return match if first is None else PrefixMatch(match.matched_tokens, Missed.DIFFERS, first)
 
     # -- from disk -----------------------------------------------------------------------------------------------------
 

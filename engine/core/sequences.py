@@ -37,7 +37,7 @@ class Tier(Protocol):
     def waits(self, seq: Sequence) -> bool:
         """Whether a waiting sequence waits for the disk."""
 
-    def explain(self, seq: Sequence, hit: Hit, found: PrefixMatch) -> PrefixMatch:
+    def explain(self, seq: Sequence, hit: Hit, match: PrefixMatch) -> PrefixMatch:
         """Complete what memory says of a prompt of which it had no more than `hit`."""
 
     def begins(self, seq: Sequence, hit: Hit) -> bool:
@@ -156,8 +156,8 @@ class Sequences:
         self._has_returned(seq)
 
     def _explain(self, seq: Sequence, hit: Hit) -> PrefixMatch:
-        found = self.kv.explain(seq, hit)
-        return found if self.tier is None else self.tier.explain(seq, hit, found)
+        match = self.kv.explain(seq, hit)
+        return match if self.tier is None else self.tier.explain(seq, hit, match)
 
     def _has_returned(self, seq: Sequence) -> None:
         if seq in self.returning:

@@ -139,8 +139,8 @@ def _read(path: Path, arrays: bool) -> GgufFile:
     if not arrays:
         with contextlib.suppress(OSError):  # the reading tells of it
             stat = path.stat()
-            known = _known(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
-            return replace(known, metadata=dict(known.metadata), tensors=dict(known.tensors))
+            header = _known(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+            return replace(header, metadata=dict(header.metadata), tensors=dict(header.tensors))
     return _read_now(path, arrays)
 
 

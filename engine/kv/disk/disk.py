@@ -233,10 +233,10 @@ class Disk:
     def followed(self, fingerprint: str, before: bytes) -> Int32Array | None:
         """int32 [block_size]: tokens of the block behind the one with key `before`, of the chain that was written or found last;
         None if no file is known to hold one."""
-        found = self._next.get((fingerprint, before))
-        if found is None:
+        place = self._next.get((fingerprint, before))
+        if place is None:
             return None
-        _, chain, number = found
+        _, chain, number = place
         return chain.tokens[number * chain.block_size : (number + 1) * chain.block_size]
 
     def _learn(self, files: Sequence[StoredFile]) -> None:
@@ -267,8 +267,8 @@ class Disk:
         for name in self._names_of.pop(path, ()):
             self._places.pop(name, None)
         for before in self._nexts_of.pop(path, ()):
-            found = self._next.get(before)
-            if found is not None and found[0] == path:  # no later file has taken its place
+            place = self._next.get(before)
+            if place is not None and place[0] == path:  # no later file has taken its place
                 del self._next[before]
 
     def refuse(self, path: str, reason: str) -> None:

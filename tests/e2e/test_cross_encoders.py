@@ -335,7 +335,8 @@ def at_rest(served: Served) -> float:
 
 @pytest.mark.timeout(300)
 def test_hostile_bodies_are_answered_and_leave_nothing(served: Served) -> None:
-    """Memory comes and goes with a megabyte of text, and does not grow: at rest after nine rounds as after six."""
+    """Memory comes and goes with a megabyte of text, and does not grow: at rest after nine rounds it is no more than it was after
+    three or six."""
     used: list[float] = []
     for number in range(1, 10):
         for path, body, statuses in hostile(served):
@@ -353,5 +354,5 @@ def test_hostile_bodies_are_answered_and_leave_nothing(served: Served) -> None:
                 assert answer.json()["error"]["message"]
         if number % 3 == 0:
             used.append(at_rest(served))
-    assert used[2] < used[1] + 32, f"MiB after each three rounds: {used}"
+    assert used[2] < max(used[:2]) + 32, f"MiB after each three rounds: {used}"
     np.testing.assert_allclose(served.rerank("w1", ["w2"]), served.scores([("w1", "w2")]), atol=1e-5)

@@ -90,6 +90,10 @@ class Prometheus:
         self._client = httpx.Client(base_url=url, timeout=10)
 
     def __enter__(self) -> Prometheus:
+        deadline = time.monotonic() + 30
+        while self._client.get("/-/ready").status_code != 200:  # it listens before it answers
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -119,13 +123,13 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The embedded model with an adapter, drafts, named keys and vLLM's names: all metrics are there."""
+    """The embedded model with an adapter, drafts, named keys, prompts on disk and vLLM's names: all metrics are there."""
     adapter = write(tmp_path_factory.mktemp("adapters") / "a", seed=1)
     keys = adapter.parent / "keys"
     keys.write_text(f"load {_KEY}\n")
     args = [
         "cohort-tiny", "--lora-modules", f"a={adapter}", "--num-speculative-tokens", "4", "--api-key-file", str(keys),
-        "--metrics-compat", "vllm",
+        "--metrics-compat", "vllm", "--kv-cache-dir", str(tmp_path_factory.mktemp("prompts")),
     ]  # fmt: skip
     with ServerProcess(args, tmp_path_factory.mktemp("server")) as server:
         yield server

@@ -162,10 +162,8 @@ def _declared(settings: Settings, name: str, value: Any) -> DeclaredModel:
     loras = dict(_loras(where, entry.get("lora", {})))
     if loras:
         own["lora_modules"] = tuple(json.dumps({"name": name, **one}) for name, one in loras.items())
-        if "max_loras" not in {
-            *own,
-            *settings.explicit,
-        }:  # no others come: each has a place, and no memory is kept for more
+        # No others come: each has a place, and no memory is kept for more.
+        if "max_loras" not in {*own, *settings.explicit}:
             own["max_loras"] = min(settings.max_loras, len(loras))
     return DeclaredModel(
         name=name,

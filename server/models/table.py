@@ -245,9 +245,8 @@ class ModelTable:
     async def _bring(self, entry: ModelEntry) -> bool:
         """Load the model, or make room for it. False if it has to wait for others."""
         if (error := self._impossible(entry)) is not None:
-            if (
-                entry.status is ModelStatus.PARKED
-            ):  # a pinned model turned out to be larger: these streams can never go on
+            # A pinned model turned out to be larger: these streams can never go on.
+            if entry.status is ModelStatus.PARKED:
                 log.warning(f"ending the parked streams of {entry.name}: {error.message}")
                 await self._unload(entry)
             entry.fail_waiters(error)

@@ -35,7 +35,7 @@ def cpu_seconds(pid: int) -> float:
 
 def libraries_seconds() -> float:
     """CPU seconds in which a Python imports torch and FastAPI: other people's part of a start, on this CPU and at this time.
-    3.4 on a CPU of 2017, and less than half of that on the one that the bounds below were set on."""
+    3.4 on a CPU of 2017, where the bounds below, set on a newer one, cannot be held."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", "import fastapi, torch"], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

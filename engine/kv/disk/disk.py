@@ -305,8 +305,8 @@ class Disk:
 
     def touch(self, paths: Sequence[str]) -> None:
         """Count files as used, the first one last; at once, so that no write that follows makes room by them."""
-        used = self._directory.use(paths)
-        self._reader.run(lambda: self._directory.stamp(used)).add_done_callback(_ignore)
+        if used := self._directory.use(paths):
+            self._reader.run(lambda: self._directory.stamp(used)).add_done_callback(_ignore)
 
     @property
     def takes_writes(self) -> bool:

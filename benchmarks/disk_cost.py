@@ -4,8 +4,8 @@
 
 Two real servers of the same model, one with `--kv-cache-dir`. In turns each gets a burst of random prompts, so nothing is ever
 found on disk, and all of it is written there. CPU time is that of all the server's processes from the burst's begin until the
-files are written. Printed is the ratio of each pair, their median, and the ratio of two bursts to the server without a cache, which
-is the noise. A pair of SmolLM2 takes two minutes on a slow CPU.
+files are written. Printed is the ratio of each pair, their median, and the ratio of two bursts to the server without a cache,
+which is the noise. A pair of SmolLM2 takes two minutes on a slow CPU.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from server.startup.model_loader import ModelLoader
 from server.startup.model_source import Source
 from server.startup.pending_core import PendingCore
 from server.state.server_state import ServerState
+from server.system import gc_tuning
 from server.telemetry.stats_line import StatsLine
 
 log = structlog.get_logger("server")
@@ -128,3 +129,4 @@ async def _ended(state: ServerState, core: EngineCore | PendingCore, loader: Mod
         await asyncio.to_thread(loader.close)
         if judge is not None:
             await judge.close()
+        gc_tuning.release_when_idle()  # no engine at rest does it any more

@@ -183,7 +183,7 @@ class ApiWorker:
 
     async def _begin(self, setup: m.Setup) -> None:
         self._settings, settings = setup, setup.settings
-        gc_tuning.limit_arenas()
+        gc_tuning.limit_heaps()
         setproctitle.setproctitle(f"cohort: api worker {setup.number}")
         logs.configure(settings.log_level, settings.log_format, colors=setup.colors)
         self.state = state = ServerState(

@@ -64,7 +64,7 @@ def run_server(
 
     Returns the exit code, see `server.system.exit_codes`.
     """
-    gc_tuning.limit_arenas()
+    gc_tuning.limit_heaps()
     setproctitle.setproctitle("cohort: server")
     log_output.take_over(settings.log_format)
     logs.configure(settings.log_level, settings.log_format)

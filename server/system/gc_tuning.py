@@ -11,24 +11,34 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 
-_M_ARENA_MAX = -8
-"""mallopt(3)'s name for the number of glibc's heaps."""
-_ARENAS = 2
+_MALLOPT = {
+    "MALLOC_ARENA_MAX": (-8, 2),
+    "MALLOC_MMAP_THRESHOLD_": (-3, 2**20),
+    "MALLOC_TRIM_THRESHOLD_": (-1, 2**21),
+}
+"""mallopt(3)'s names and our values, by the environment variable that sets the same: the number of glibc's heaps, the bytes from
+which an allocation is a mapping of its own, and the free bytes that a heap may keep at its end."""
 
 _YOUNG = 20_000
 """Number of new objects before a collection of the youngest generation. A step of 1,024 sequences creates a few thousand, and
 reference counting frees nearly all of them; with Python's default of 700 the collector would run several times a step."""
 
 
-def limit_arenas() -> None:
-    """Let the process's threads share two heaps of glibc. A process calls it first, before there are threads.
+def limit_heaps() -> None:
+    """Let the process's threads share two heaps of glibc, each of which keeps 2 MiB at most. A process calls it first, before
+    there are threads.
 
     By default each thread gets a heap of its own, up to eight for each core, and each keeps what its largest request once took:
-    tokenizing a megabyte takes 90 MiB. Does nothing where MALLOC_ARENA_MAX is set, or without glibc.
+    tokenizing a megabyte takes 90 MiB. Of the heaps of threads malloc_trim(3) leaves the end alone, and glibc raises what may
+    stay there to twice the largest block that was ever freed, up to 64 MiB. Leaves out what the environment sets, and does
+    nothing without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt(_M_ARENA_MAX, _ARENAS)
+    if mallopt is None:
+        return
+    for variable, (name, value) in _MALLOPT.items():
+        if variable not in os.environ:
+            mallopt(name, value)
 
 
 def freeze_after_load() -> None:

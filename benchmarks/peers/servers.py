@@ -64,7 +64,9 @@ def cohort(name: str = "cohort", *extra: str, dtype: str = "bfloat16") -> Side:
     command = [
         sys.executable, "-m", "server.cli", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}",
         "--served-model-name", MODEL_NAME, "--dtype", dtype, "--max-model-len", "{context}",
-        "--max-num-seqs", "{seqs}", "--kv-cache-memory-bytes", f"{KV_GIB}GiB", "--log-level", "warning", *extra,
+        "--max-num-seqs", "{seqs}", "--kv-cache-memory-bytes", f"{KV_GIB}GiB", "--log-level", "warning",
+        "--max-queue-wait", "3600",  # the others refuse no request, however slow the machine
+        *extra,
     ]  # fmt: skip
     return Side(name, command, "/ready")
 

@@ -369,6 +369,12 @@ class EngineCore:
             raise Unavailable(f"the engine is {self.stage}")
         return self._intake.admission.max_model_len
 
+    @property
+    def pace_ratio(self) -> float | None:
+        """How many times as long as the executor's pace says the last steps took, see `Forecast`; None without a pace."""
+        forecast = self._waiting.estimate.forecast
+        return None if forecast is None else forecast.ratio
+
     def info(self) -> ModelInfo | None:
         """The loaded model, None while loading."""
         return self._info

@@ -90,7 +90,7 @@ class Forecast:
             self._decodes_expected = self._decodes_expected * decay + expected
 
     @property
-    def _scale(self) -> float:
+    def ratio(self) -> float:
         """Factor by which steps take longer than the pace says."""
         return self._measured / self._expected
 
@@ -99,8 +99,8 @@ class Forecast:
         now = 0.0
         if work.in_flight:
             step = work.in_flight * self._pace.prompt_token + self._pace.decode_step(work.decodes)
-            now = max(0.0, step * self._scale - work.elapsed)
-        return now + self._scale * self._later(work)
+            now = max(0.0, step * self.ratio - work.elapsed)
+        return now + self.ratio * self._later(work)
 
     def _later(self, work: Work) -> float:
         """Return the seconds of the work after the steps in flight, by the uncorrected pace."""
@@ -123,13 +123,13 @@ class Forecast:
     def decode_step(self, num_seqs: int) -> float:
         """Return the seconds of a step with one token of each of so many sequences. Before such steps were measured alone they
         are taken to be as much slower than the pace as all steps are."""
-        measured = self._decodes_taken + _PRIOR * self._scale
+        measured = self._decodes_taken + _PRIOR * self.ratio
         scale = measured / (self._decodes_expected + _PRIOR)
         return scale * self._pace.decode_step(min(num_seqs, self._num_slots))
 
     def prompt(self, tokens: float) -> float:
         """Return the seconds of so many prompt tokens beside whatever else steps compute."""
-        return self._scale * tokens * self._pace.prompt_token
+        return self.ratio * tokens * self._pace.prompt_token
 
     def each(self, running: int, first: bool = False) -> float:
         """Seconds per prompt token beside so many streams, by the pace as it is. `first`: decodes were not measured yet."""

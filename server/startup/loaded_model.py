@@ -60,6 +60,7 @@ class LoadedModel:
     async def stop(self) -> None:
         """End the engine and forget the text side."""
         self._line.cancel()
+        await asyncio.to_thread(self.loader.known_pace.judge, self.core.pace_ratio)
         await _ended(self.state, self.core, self.loader)
 
 

@@ -114,7 +114,7 @@ class ModelLoader:
         self.cores: SharedCores | None = None
         """Shared by models that compute on the same cores; None: this one has them alone. The same writer."""
         self.known_pace = KnownPace()
-        """Of earlier loads of this model in the process. The same writer."""
+        """Of earlier loads of this model, in this process and before it. The same writer."""
         self.disk: Disk | None = None
         """Keeps KV of prompts; shared by the models of the process. The same writer."""
         self.adapters: LoraRegistry | None = None
@@ -175,7 +175,7 @@ class ModelLoader:
         self.model_dir = await self.find_model(state, report)
         self.draft_dir = None if self.draft is None else await self._find_draft(state, report)
         self.config = executor_config(self.settings, self.model_dir, self.draft_dir, self.memory_limit)
-        self._pace = await asyncio.to_thread(self.known_pace.of, self.model_dir)
+        self._pace = await asyncio.to_thread(self.known_pace.of, self.config)
         if self.pool is not None:
             self.pool.model_at(str(self.model_dir), self.is_default)
         engine = self._core(state)
@@ -244,7 +244,7 @@ class ModelLoader:
             await self.pool.serve(self.facts(state, core.core, model))
         state.model = model
         state.progress = None
-        await asyncio.to_thread(self.known_pace.learn, self.model_dir, core.core.executor.pace())
+        await asyncio.to_thread(self.known_pace.learn, core.core.executor.pace())
         return model
 
     def facts(self, state: ServerState, core: EngineCore, model: ServedModel) -> Serve:

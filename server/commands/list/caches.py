@@ -24,6 +24,7 @@ _OWN = {
     "gguf": ("tokenizers of GGUF files", "yes: made anew at the next start"),
     "tokenizers": ("tokenizers of checkpoints without a tokenizer.json", "yes: made anew at the next start"),
     "choice": ("the last choice of a model where none was named", "yes: chosen anew"),
+    "pace": ("how fast models compute here", "yes: measured at the next start, 0.5 to 1 s"),
     "adapters": ("copies of LoRA adapters that servers use now", "when no server runs; one removes what dead ones left"),
     "running": ("addresses of running servers, for `cohort ps`", "yes: `cohort ps` forgets those servers"),
     "models": ("the default model", "yes: `cohort fetch-default` fetches it again, 98 MB"),

@@ -12,11 +12,13 @@ import server
 from server.commands.list import caches
 from server.model_files import default_model, made_tokenizer, prepared
 from server.running import registry
+from server.startup import pace_file
 from server.startup.best_model import memory
 
 WRITERS = {
     "server/lora/store.py": "adapters",
     "server/startup/best_model/memory.py": memory.FOLDER,
+    "server/startup/pace_file.py": pace_file.FOLDER,
     "server/model_files/default_model.py": default_model._FOLDER,
     "server/model_files/made_tokenizer.py": made_tokenizer._FOLDER,
     "server/model_files/prepared.py": prepared._FOLDER,

@@ -275,8 +275,8 @@ class LlmExecutor(BatchModelExecutor):
             self._idle.start()
 
     def _try_out(self, runtime: ExecutorRuntime) -> None:
-        """Run steps that make everything warm, and measure the pace. In a later life calls wait: its pace is known, and on a CPU
-        trial steps would prepare nothing for theirs."""
+        """Run steps that make everything warm, and measure the pace. Where an earlier life or an earlier start has measured it,
+        calls need not wait for that, and on a CPU trial steps would prepare nothing for theirs."""
         pace = self.config.pace
         if pace is None or runtime.unified.max_in_flight > 1:
             runtime.try_out(self._progress)

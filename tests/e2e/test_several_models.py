@@ -17,6 +17,8 @@ import pytest
 
 from tests.e2e.checkpoints import VOCAB_SIZE, write_model
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.test_encoders import WORDS
+from tests.e2e.test_encoders import write as write_encoder
 from tests.e2e.tiny_loras import write
 from tests.small_gguf import write_small_gguf
 
@@ -270,6 +272,46 @@ def test_adapters_and_a_draft_of_each_model(tmp_path: Path) -> None:
             stream = pool.submit(streamed, server, "fr", PROMPT, 400)
             assert text_of(ask(server, "two", PROMPT, 30)) == expected["cohort-tiny"]
             assert stream.result() == story
+
+
+def test_an_embedding_model_beside_a_chat_never_evicts_it(tmp_path: Path) -> None:
+    """Many embeddings while streams run, with memory for both and no third: vectors and tokens as alone, one load each."""
+    write_encoder(tmp_path / "encoder")
+    texts = [" ".join(WORDS[(at + i) % len(WORDS)] for i in range(1 + at % 9)) for at in range(90)]
+    values: dict[str, Any] = {
+        "deterministic": True,
+        "memory": "1400MiB",
+        "swap_after": 0.2,
+        "min_residency": 0.2,
+        "models": {
+            name: {"source": source, "settings": {"kv_cache_memory_bytes": "64MiB"}}
+            for name, source in {
+                "chat": "cohort-tiny",
+                "embed": str(tmp_path / "encoder"),
+                "other": "cohort-tiny",
+            }.items()
+        },
+    }
+    path = tmp_path / "several.yaml"
+    path.write_text(json.dumps(values))
+    with ServerProcess(["--config", str(path)], tmp_path) as server:
+
+        def vector(text: str) -> list[float]:
+            response = server.post("/v1/embeddings", {"model": "embed", "input": text})
+            assert response.status_code == 200, response.text
+            return list(response.json()["data"][0]["embedding"])
+
+        needs = {one["id"]: one["memory"] for one in server.get("/v1/models").json()["data"]}
+        assert needs["chat"] + needs["embed"] <= 1400 * 2**20 < sum(needs.values())
+        story, vectors = streamed(server, "chat", PROMPT, 400), [vector(text) for text in texts]
+        with ThreadPoolExecutor(6) as pool:
+            streams = [pool.submit(streamed, server, "chat", PROMPT, 400) for _ in range(2)]
+            assert list(pool.map(vector, texts)) == vectors
+            assert [one.result() for one in streams] == [story, story]
+        assert states(server) == {"chat": "loaded", "embed": "loaded", "other": "unloaded"}
+        log = server.log()
+        assert log.count("loaded chat in") == log.count("loaded embed in") == 1
+        assert "parking" not in log and "unloaded chat" not in log and "unloaded embed" not in log
 
 
 TOGETHER = 60

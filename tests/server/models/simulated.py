@@ -1,6 +1,6 @@
 """`python -m tests.server.models.simulated SEED` replays one schedule, `... --seeds 10000 --jobs 2` runs many.
 
-Each seed is drawn twice, with faults and without: see `simulation.py`.
+Each seed is drawn three times, with faults, without, and as an embedding model beside a chat: see `simulation.py`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import time
 import traceback
 
 import server.models.table as table_module
-from tests.server.models.simulation import Broken, simulate
+from tests.server.models.simulation import Broken, simulate, simulate_pair
 from tests.sim.virtual_loop import run
 
 _MODULE = "tests.server.models.simulated"
 
 
 def schedule(seed: int) -> dict[str, int]:
-    """Run the seed's two schedules; returns how often what happened. Raises Broken, and Deadlock of the virtual loop."""
+    """Run the seed's three schedules; returns how often what happened. Raises Broken, and Deadlock of the virtual loop."""
     counts = run(simulate(seed))
     calm = run(simulate(seed, faults=False))
     if calm["ended"]:
         raise Broken("a call was ended although nothing failed")
-    return {word: count + calm[word] for word, count in counts.items()}
+    pair = run(simulate_pair(seed))
+    return {word: count + calm[word] + pair.get(word, 0) for word, count in counts.items()}
 
 
 def be_silent() -> None:

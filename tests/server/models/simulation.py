@@ -153,8 +153,11 @@ async def simulate(
     return counts | {"loads": sum(one.num_loads for one in entries), "failed": machine.failed}
 
 
-def _entry(machine: Machine, name: str, chance: random.Random) -> ModelEntry:
-    spec = ModelSpec(
+def _entry(
+    machine: Machine, name: str, chance: random.Random, declared: ModelSpec | None = None
+) -> ModelEntry:
+    """A model whose files are here if it is `declared`; else all of it is drawn."""
+    spec = declared or ModelSpec(
         name=name,
         need=chance.randint(1, 3),
         pin=name == "m0" and chance.random() < 0.5,
@@ -173,7 +176,7 @@ def _entry(machine: Machine, name: str, chance: random.Random) -> ModelEntry:
             raise RuntimeError("the hub is away")
         return chance.randint(1, 3) if machine.fault_share else entry.spec.need
 
-    entry = ModelEntry(spec, load, fetch if chance.random() < 0.3 else None)
+    entry = ModelEntry(spec, load, fetch if declared is None and chance.random() < 0.3 else None)
     return entry
 
 
@@ -222,3 +225,47 @@ async def _disturb(
             table.unload(entry)
         elif entry.runtime is not None and entry.status is ModelStatus.READY:
             entry.runtime.failed.set()
+
+
+async def simulate_pair(seed: int, table_type: type[ModelTable] = ModelTable) -> dict[str, int]:
+    """A chat model with streams, an embedding model with many short calls, memory for both, and a third model that no call asks
+    for: each of the two is loaded once, and neither gives way. Returns and raises as `simulate`."""
+    chance = random.Random(seed)
+    machine = Machine(chance, 0.0)
+    chat, embed, third = (
+        _entry(machine, name, chance, ModelSpec(name=name, need=need))
+        for name, need in (("chat", BUDGET - 1), ("embed", 1), ("third", 1))
+    )
+    rules = SwapRules(swap_after=0.3, min_residency=0.2, retry_pause=0.1, load_timeout=LOAD_TIMEOUT)
+    table = table_type([chat, embed, third], BUDGET, rules, asyncio.get_running_loop().time)
+    table.start()
+
+    async def calls(entry: ModelEntry, count: int, pause: float, most_tokens: int) -> int:
+        """Calls of one client, one after the other."""
+        for _ in range(count):
+            await asyncio.sleep(chance.uniform(0.0, pause))
+            lease = await table.acquire(entry)
+            try:
+                if not isinstance(entry.runtime, SimulatedModel):
+                    raise Broken(f"a call has {entry.name}, which is {entry.status}")
+                await entry.runtime.stream(chance.randint(1, most_tokens))
+            finally:
+                lease.release()
+        return count
+
+    try:
+        async with asyncio.timeout(600):
+            answered = await asyncio.gather(
+                calls(chat, 6, 0.8, 80), *(calls(embed, 20, 0.2, 3) for _ in range(3))
+            )
+    except TimeoutError:
+        raise Broken("a call has no answer") from None
+    finally:
+        await table.stop()
+    if machine.broken:
+        raise Broken(machine.broken[0])
+    if (chat.num_loads, embed.num_loads) != (1, 1):
+        raise Broken(
+            f"memory is enough for both, which were loaded {chat.num_loads} and {embed.num_loads} times"
+        )
+    return {"answered": sum(answered), "loads": 2}

@@ -14,7 +14,7 @@ from server.models.entry import ModelEntry, ModelStatus
 from server.models.table import ModelTable
 from tests.server.models import simulated
 from tests.server.models.simulated import be_silent, main, schedule
-from tests.server.models.simulation import Broken, simulate
+from tests.server.models.simulation import Broken, simulate, simulate_pair
 from tests.sim.virtual_loop import Deadlock, run
 from tests.tiers import examples
 
@@ -123,6 +123,39 @@ class ForgetsTheDownload(ModelTable):
         await super()._fetch(entry, fetch)
         entry.fetch = fetch
         await self._load(entry)
+
+
+class UnloadsWhatIsIdle(ModelTable):
+    """Takes the room of an idle model although there is room."""
+
+    async def _place(self, entry: ModelEntry) -> bool:
+        for other in self._movable(entry):
+            if self._is_idle(other):
+                await self._unload(other)
+                return True
+        return await super()._place(entry)
+
+
+class ForgetsTheRoom(ModelTable):
+    """Loads no model beside another, as if memory were enough for one."""
+
+    async def _bring(self, entry: ModelEntry) -> bool:
+        if any(one.status is ModelStatus.READY for one in self._others(entry)):
+            victim = self._to_park(entry)
+            if victim is not None:
+                await self._park(victim)
+                return True
+        return await super()._bring(entry)
+
+
+@pytest.mark.parametrize("mutant", [UnloadsWhatIsIdle, ForgetsTheRoom])
+def test_a_table_that_evicts_a_chat_for_an_embedding_model_is_caught(mutant: type[ModelTable]) -> None:
+    for seed in range(60):
+        try:
+            run(simulate_pair(seed, mutant))
+        except (Broken, Deadlock):
+            return
+    pytest.fail(f"{mutant.__name__} was not caught")
 
 
 @pytest.mark.parametrize(

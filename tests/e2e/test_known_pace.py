@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,10 @@ def run(folder: Path, *, tokens: int = 0) -> str:
             body = {"model": "a", "prompt": "Once", "max_tokens": tokens, "ignore_eos": True}
             assert server.post("/v1/completions", body, timeout=120).status_code == 200
         assert server.post("/models/unload", {"model": "a"}, timeout=60).status_code == 200
-        log = server.log()
+        deadline = time.monotonic() + 60
+        while not (log := server.log()).rstrip().endswith("unloaded a"):
+            assert time.monotonic() < deadline, log
+            time.sleep(0.05)
     (line,) = (one for one in log.splitlines() if "loaded a in" in one and "unloaded" not in one)
     return line
 

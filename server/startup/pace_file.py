@@ -23,7 +23,7 @@ from pathlib import Path
 
 import structlog
 
-from executors import kernels
+import executors
 from executors.cgroup import ROOT, cgroup_cpus, cpu_threads
 from executors.contract import ConfigError, ExecutorConfig, Pace
 from server import __version__
@@ -132,7 +132,7 @@ def _path(key: str) -> Path:
 
 def _kernel_stamps() -> list[Stamp]:
     """The sources of the CPU kernels."""
-    folder = Path(kernels.__file__).parent
+    folder = Path(executors.__file__ or "").parent / "kernels"
     files = sorted(one for one in folder.iterdir() if one.suffix in (".cpp", ".h", ".py"))
     return [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in files]
 

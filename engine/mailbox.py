@@ -19,6 +19,10 @@ _AT_ONCE = 1024
 exists outside of any bound but this one."""
 
 
+Direct = Callable[[int, TokenDelta], bool]
+"""Type of a function that takes a delta of a key while its reader waits, and returns whether it did."""
+
+
 class Outlet(Protocol):
     """Where the loop task puts the deltas of one call: a mailbox, or what sends them on to another process."""
 
@@ -33,6 +37,8 @@ class Mailbox:
     it does not, tokens are merged and packed, and taken out a piece at a time, each key in its turn. A reader that is more than
     `max_bytes` behind is given up: `on_full` is called, once, and should end its sequences; what is held is still given, then
     `take` raises. Nothing is ever left out in between.
+
+    A reader that waits may have deltas handled where they are put, without waking its task: see `take`.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, on_full: Callable[[], None] | None = None) -> None:
@@ -46,11 +52,17 @@ class Mailbox:
         self._packed: dict[int, PendingTokens] = {}
         """Tokens that come after those of `_deltas`, where there are any."""
         self._filled = asyncio.Event()
+        self._direct: Direct | None = None
+        """What the waiting reader has deltas handled by; None unless it waits and nothing is held for it."""
 
     def put(self, key: int, delta: TokenDelta) -> None:
         """Add a delta; never blocks."""
         if self._full:
             return
+        if self._direct is not None:
+            if self._direct(key, delta):
+                return
+            self._direct = None  # what comes next belongs behind this delta
         first = self._deltas.get(key)
         if first is None:
             self._deltas[key] = delta
@@ -70,13 +82,29 @@ class Mailbox:
             if self._on_full is not None:
                 self._on_full()
 
-    async def take(self) -> dict[int, TokenDelta]:
-        """Wait for deltas and take what there is, up to a bound; never empty. Cancelling it loses none.
+    def wake(self) -> None:
+        """Let the waiting reader go on; later deltas are held for it."""
+        self._direct = None
+        self._filled.set()
+
+    async def take(self, direct: Direct | None = None) -> dict[int, TokenDelta]:
+        """Wait for deltas and take what there is, up to a bound; empty only after `wake`. Cancelling it loses none.
+
+        While it waits, deltas go to `direct` first, in their order. The first one that `direct` does not take, and all behind it,
+        are taken here. `direct` must not raise.
 
         Raises ReaderTooSlow once all that was held is taken, if there would have been more.
         """
-        await self._filled.wait()
+        if not self._filled.is_set():
+            self._direct = direct
+            try:
+                await self._filled.wait()
+            finally:
+                self._direct = None
         if not self._deltas:
+            if not self._full:
+                self._filled.clear()
+                return {}
             raise ReaderTooSlow(f"more than {self._max_bytes} bytes of the answer waited to be read")
         room, deltas = _AT_ONCE, {}
         for key in list(self._deltas):

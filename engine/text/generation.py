@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +96,17 @@ class Usage:
     cached_tokens: int = 0
 
 
+class TextSink(Protocol):
+    """Takes text in the turn of the event loop in which its tokens come, while the task that iterates over the call waits."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next delta may be given to `take`."""
+
+    def take(self, delta: TextDelta) -> None:
+        """Take a delta; never waits."""
+
+
 class Generation:
     """A call in progress: iterate over it for the deltas of all choices as they come.
 
@@ -104,6 +115,9 @@ class Generation:
 
     Leaving the block (early, by an error or by cancellation) aborts the running sequences within one step. The iteration
     raises `EngineError` when a choice fails; the other choices are aborted with it.
+
+    Deltas that neither begin nor end a choice go to `sink`, if there is one and it is ready, in place of the iteration: a task
+    that wakes for each token costs more than the token's text. Together they give all deltas, in their order.
     """
 
     def __init__(self, core: TextCore, tokenizer: Tokenizer, request: TextRequest) -> None:
@@ -148,6 +162,12 @@ class Generation:
         """Cached tokens of each prompt, by its number."""
         self._seq_ids: dict[int, int] = {}
         """Sequences that still run, by choice index."""
+        self.sink: TextSink | None = None
+        """Set by the caller once it has taken a delta from the iteration, or before."""
+        self._last: TextDelta | None = None
+        """The last delta of a choice whose text ended it outside of the iteration, which gives it next."""
+        self._failure: Exception | None = None
+        """What `sink` raised; the iteration raises it next."""
 
     def _submit(self) -> None:
         """Queue all choices or none: an error aborts those queued before it."""
@@ -218,6 +238,7 @@ class Generation:
 
     async def __aexit__(self, *exc: object) -> None:
         self._abort()
+        self.sink = None  # it may know this call
 
     def _abort(self) -> None:
         self._abort_all()
@@ -230,7 +251,16 @@ class Generation:
 
     async def __aiter__(self) -> AsyncIterator[TextDelta]:
         while self._seq_ids:
-            for index, delta in (await self._mailbox.take()).items():
+            deltas = await self._mailbox.take(None if self.sink is None else self._pass_on)
+            if self._failure is not None:
+                try:
+                    raise self._failure
+                finally:
+                    self._failure = None  # it knows this frame
+            if self._last is not None:
+                last, self._last = self._last, None
+                yield last
+            for index, delta in deltas.items():
                 if index not in self._seq_ids:
                     continue  # tokens past a stop string: neither shown nor counted
                 text = self._advance(index, delta)
@@ -249,6 +279,31 @@ class Generation:
                         raise error
                     finally:
                         del error, delta  # it knows this frame: a frame that knew it would close a circle
+
+    def _pass_on(self, index: int, delta: TokenDelta) -> bool:
+        """Give a delta's text to `sink`; False if the iteration has to take the delta."""
+        sink, choice = self.sink, self._choices[index]
+        if (
+            sink is None
+            or not choice.num_tokens
+            or delta.finish_reason is not None
+            or delta.prompt_logprobs is not None
+            or not sink.ready
+        ):
+            return False
+        if index not in self._seq_ids:
+            return True  # tokens past a stop string: neither shown nor counted
+        try:
+            text = self._advance(index, delta)
+            if not choice.finished:
+                if text.token_ids:
+                    sink.take(text)
+                return True
+            self._last = text
+        except Exception as error:
+            self._failure = error
+        self._mailbox.wake()
+        return True
 
     def _advance(self, index: int, delta: TokenDelta) -> TextDelta:
         choice = self._choices[index]

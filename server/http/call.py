@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from server.schemas.extras import MAX_TOLD
 from server.telemetry.stories.record import CallStory
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 CALL = "cohort.call"
 """Key of the `Call` in a request's scope: the only key of ours there."""
@@ -62,6 +66,9 @@ class Call:
     """Whether the client closed its connection before the end of a stream. Written by the response."""
     holds: list[Callable[[], None]] = field(default_factory=list)
     """Releases what the call holds until its answer has been sent: its model, where several are served. Written by the route."""
+    connection: weakref.ref[RequestResponseCycle] | None = None
+    """Where the answer is written, for a stream that writes without a task; None where only ASGI's `send` leads there. Written by
+    the protocol. Weak: it knows the request's scope, which knows the `Call`."""
     counted: bool = False
     """Whether the protocol has answered, and counted, a request whose body did not arrive. Written by the protocol."""
 

@@ -56,7 +56,9 @@ class Sending:
         self.busy = False
         """Whether a chunk is being sent, and may wait for its reader. One writer: the streaming task."""
         self.at = time.monotonic()
-        """Time when the last chunk was sent. The same writer."""
+        """Time when the last chunk was sent. The same writer, and `DirectWriter` while that task waits."""
+        self.telling = False
+        """Whether a sign of life is being sent, and may wait for its reader. One writer: `Alive`."""
         self.gone = False
         """Whether the client has closed its connection. One writer: the watcher."""
 
@@ -78,7 +80,11 @@ class Alive:
         if self.rest(sending) == 0.0:
             self._last_report = time.monotonic()
             if not sending.busy:
-                await self._tell()
+                sending.telling = True
+                try:
+                    await self._tell()
+                finally:
+                    sending.telling = False
 
 
 async def race(

@@ -15,9 +15,11 @@ import msgspec
 import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from engine.errors import EngineError
 from server.http.call import Refusal, call_of
+from server.http.direct_writer import DirectWriter
 from server.http.disconnect import Alive, Sending, race
 from server.http.errors import ClientDisconnected
 from server.http.form import Failure, plain_error
@@ -76,6 +78,7 @@ class EventStream(Response):
         form: StreamForm = _OPENAI,
         *,
         media_type: str = "text/event-stream",
+        writer: DirectWriter | None = None,
     ) -> None:
         super().__init__(media_type=media_type)
         self.headers["Cache-Control"] = "no-cache"
@@ -84,8 +87,11 @@ class EventStream(Response):
         self._chunks = chunks
         self._keep_alive = keep_alive
         self._form = form
+        self._writer = writer
+        """By which the generator may write chunks itself while this stream's task waits for its next one."""
         self._started = False
         """Whether status and headers are sent or being sent."""
+        self._connection: RequestResponseCycle | None = None
         self._refusal: Refusal | None = None
         """Error that ended the stream, if it failed after its beginning."""
 
@@ -95,7 +101,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream. Raises EngineError if it fails before the first chunk."""
-        sending = Sending()
+        sending, connection = Sending(), call_of(scope).connection
+        self._connection = None if connection is None else connection()
         alive = Alive(self._keep_alive, lambda: self._send(send, self._form.keep_alive()))
         try:
             await race(receive, self._stream(send, sending), sending, alive)
@@ -113,6 +120,8 @@ class EventStream(Response):
 
     async def _stream(self, send: Send, sending: Sending) -> None:
         paused = time.monotonic()
+        if self._writer is not None and self._connection is not None:
+            self._writer.open(self._connection, sending)
         try:
             async for chunk in self._chunks:
                 sending.busy, now = True, time.monotonic()
@@ -132,6 +141,8 @@ class EventStream(Response):
             self._refusal, events = self._form.error(error)
             await send({"type": "http.response.body", "body": events, "more_body": True})
         finally:
+            if self._writer is not None:
+                self._writer.close()
             await self._chunks.aclose()
         if not self._started:  # a stream without events
             await self._send(send, b"")

@@ -7,6 +7,7 @@ Uvicorn relies on a proxy for all these limits. Middleware comes too late: it ru
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any, ClassVar
 
 import httptools
@@ -355,6 +356,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._give_ahead(len(cycle.body))
         if cycle.more_body and cycle.body:
             self.budget.take(self.flow, len(cycle.body))
+        if cycle.scope["http_version"] == "1.1":
+            call_of(cycle.scope).connection = weakref.ref(cycle)
         super()._start_asgi_task(
             cycle, unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app
         )

@@ -18,6 +18,7 @@ from server.apis.base.answering import AnsweredCall
 from server.apis.base.common import find_model, json_response, read, state_of
 from server.apis.base.waiting import answer_once_loaded
 from server.http.call import Call, Refusal, call_of
+from server.http.direct_writer import DirectWriter
 from server.http.disconnect import while_connected
 from server.http.event_stream import EventStream, OpenAIForm, failure_of
 from server.http.large_body import run_off_loop_if_large
@@ -62,8 +63,9 @@ async def _answer(request: Request, body: MessagesRequest) -> Response:
     )
     [choice] = message_call.choices
     if body.stream:
-        encoder = MessageStream(answer, choice)
-        return EventStream(message_call.stream(encoder), form=_Form(encoder, call.request_id))
+        encoder, writer = MessageStream(answer, choice), DirectWriter()
+        chunks = message_call.stream(encoder, writer=writer)
+        return EventStream(chunks, form=_Form(encoder, call.request_id), writer=writer)
     whole = MessageWhole(answer, choice)
     generation = await while_connected(request.receive, message_call.collect(whole))
     return json_response(whole.body(generation))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from server.answer.choice import Choice
 from server.answer.prompt_tokens import encoded_prompt_logprobs
 from server.apis.base.common import generation_of
 from server.http.buffered import AnswerBudget
+from server.http.direct_writer import DirectWriter
 from server.prepare.chat import PreparedChat
 from server.prepare.field_names import FieldNames
 from server.state.server_state import ServedModel
@@ -27,6 +28,26 @@ class StreamEncoder(Protocol):
 
     def end(self) -> bytes:
         """The events after the last delta."""
+
+
+class EventWriter:
+    """Writes the events of deltas as they come. `encode` makes them, b"" if there are none."""
+
+    __slots__ = ("_encode", "_writer")
+
+    def __init__(self, encode: Callable[[TextDelta], bytes], writer: DirectWriter) -> None:
+        self._encode = encode
+        self._writer = writer
+
+    @property
+    def ready(self) -> bool:
+        """See `DirectWriter.ready`."""
+        return self._writer.ready
+
+    def take(self, delta: TextDelta) -> None:
+        """Write the events of a delta."""
+        if events := self._encode(delta):
+            self._writer.write(events)
 
 
 class WholeEncoder(Protocol):
@@ -54,10 +75,14 @@ class AnsweredCall:
         """Queue the call."""
         return generation_of(self._model, self.request, self._names, self._grammar)
 
-    async def stream(self, encoder: StreamEncoder, last: bytes = b"") -> AsyncGenerator[bytes, None]:
-        """The answer as events, and `last` behind them."""
+    async def stream(
+        self, encoder: StreamEncoder, last: bytes = b"", *, writer: DirectWriter | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The answer as events, and `last` behind them. Events that `writer` is ready for are written and not given here."""
         async with self.start() as generation:
             encoder.begin(generation)
+            if writer is not None:
+                generation.sink = EventWriter(encoder.delta, writer)
             async for delta in generation:
                 if out := encoder.delta(delta):
                     yield out

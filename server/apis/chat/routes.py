@@ -11,6 +11,7 @@ from server.apis.base.progress import stream_form
 from server.apis.base.waiting import answer_once_loaded
 from server.apis.chat.encode import ChatAnswer, ChatStream, ChatWhole
 from server.http.call import call_of
+from server.http.direct_writer import DirectWriter
 from server.http.disconnect import while_connected
 from server.http.event_stream import DONE, EventStream
 from server.prepare.chat import FIELD_NAMES, prepare_chat
@@ -43,8 +44,9 @@ async def _answer(request: Request, body: ChatRequest) -> Response:
     prompt = chat_call.request.prompts[0]
     answer = ChatAnswer(chat_call.id, name, model.fingerprint, body, prompt, state.reasoning_fields)
     if body.stream:
-        chunks = chat_call.stream(ChatStream(answer, chat_call.choices), DONE)
-        return EventStream(chunks, *stream_form(request, state, chat_call.id))
+        writer = DirectWriter()
+        chunks = chat_call.stream(ChatStream(answer, chat_call.choices), DONE, writer=writer)
+        return EventStream(chunks, *stream_form(request, state, chat_call.id), writer=writer)
     whole = ChatWhole(answer, chat_call.choices)
     generation = await while_connected(request.receive, chat_call.collect(whole, body.prompt_logprobs or 0))
     return json_response(whole.body(generation))

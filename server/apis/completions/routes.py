@@ -14,11 +14,13 @@ from engine.text.generation import Generation, TextDelta, TextRequest, Usage
 from server.answer.prompt_tokens import PromptSide
 from server.answer.sse import Chunks, before_choices, encode, usage_object
 from server.answer.timings import timings
+from server.apis.base.answering import EventWriter
 from server.apis.base.common import find_model, generation_of, read
 from server.apis.base.waiting import answer_once_loaded
 from server.apis.completions.encode import CompletionProgress, best
 from server.http.buffered import AnswerBudget, ChunkedJSON, YieldRegularly
 from server.http.call import Call, call_of
+from server.http.direct_writer import DirectWriter
 from server.http.disconnect import while_connected
 from server.http.event_stream import DONE, EventStream
 from server.prepare.chat_prompt import decoded
@@ -52,7 +54,8 @@ async def _answer(request: Request, body: CompletionRequest) -> Response:
         completion = await while_connected(request.receive, work)
     call.response_id = completion.id
     if body.stream:
-        return EventStream(completion.stream())
+        writer = DirectWriter()
+        return EventStream(completion.stream(writer), writer=writer)
     return ChunkedJSON(await while_connected(request.receive, completion.collect()))
 
 
@@ -153,18 +156,25 @@ class _CompletionCall:
             return generation.usage
         return replace(generation.usage, completion_tokens=0)
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The answer as events; the last event of a choice carries its finish reason."""
+    async def stream(self, writer: DirectWriter) -> AsyncGenerator[bytes, None]:
+        """The answer as events; the last event of a choice carries its finish reason. Events that `writer` is ready for are
+        written by it and not given here."""
         continuous = self._body.continuous_usage
         fingerprint = self._model.fingerprint
         async with self._start() as generation:
             chunks = Chunks(
                 "text_completion", self.id, self._created, self._name, fingerprint, generation.seed
             )
-            async for delta in self._in_order(generation):
+
+            def encoded(delta: TextDelta) -> bytes:
                 piece = self._choices[delta.index].piece(delta)
-                if piece:
-                    yield chunks.chunk(piece, self._usage(generation) if continuous else None)
+                return piece and chunks.chunk(piece, self._usage(generation) if continuous else None)
+
+            if all(side.complete for side in self._sides):  # no delta has to wait for another
+                generation.sink = EventWriter(encoded, writer)
+            async for delta in self._in_order(generation):
+                if event := encoded(delta):
+                    yield event
             total = self._usage(generation)
         measured = timings(generation) if self._body.timings else None
         yield chunks.totals(total if self._body.include_usage else None, measured) + DONE

@@ -45,6 +45,7 @@ from server.apis.ollama.schema import (
 )
 from server.http.buffered import YieldRegularly
 from server.http.call import Call, Refusal, call_of
+from server.http.direct_writer import DirectWriter
 from server.http.disconnect import while_connected
 from server.http.event_stream import EventStream, failure_of
 from server.http.large_body import run_off_loop_if_large
@@ -227,8 +228,9 @@ async def _answered(
     answer = OllamaAnswer(body.model, text_request.context.arrival_time, as_text=as_text)
     [choice] = ollama_call.choices
     if body.stream is not False:
-        encoder = OllamaStream(answer, choice)
-        return EventStream(ollama_call.stream(encoder), form=_Form(encoder), media_type=NDJSON)
+        encoder, writer = OllamaStream(answer, choice), DirectWriter()
+        lines = ollama_call.stream(encoder, writer=writer)
+        return EventStream(lines, form=_Form(encoder), media_type=NDJSON, writer=writer)
     whole = OllamaWhole(answer, choice, bool(body.logprobs))
     answer.begin()
     generation = await while_connected(request.receive, ollama_call.collect(whole))

@@ -21,6 +21,7 @@ from server.apis.responses.convert import ConvertedResponse, Placed, converted
 from server.apis.responses.encode import ResponseAnswer, ResponseStream, ResponseWhole, new_id
 from server.apis.responses.schema import ENCRYPTED_REASONING, InputItem, ResponsesRequest, ResponsesTool
 from server.http.call import Call, Refusal, call_of
+from server.http.direct_writer import DirectWriter
 from server.http.disconnect import while_connected
 from server.http.event_stream import EventStream, refusal_of
 from server.http.large_body import run_off_loop_if_large
@@ -113,8 +114,8 @@ async def _answer(request: Request, body: ResponsesRequest) -> Response:
     [choice] = response_call.choices
     if body.stream:
         encoder = ResponseStream(answer, choice)
-        form = _Form(encoder)
-        return EventStream(_stream(response_call, encoder, form, keeper), form=form)
+        form, writer = _Form(encoder), DirectWriter()
+        return EventStream(_stream(response_call, encoder, form, keeper, writer), form=form, writer=writer)
     whole = ResponseWhole(answer, choice)
     generation = await while_connected(request.receive, response_call.collect(whole))
     return json_response(await keeper.put(whole.body(generation)))
@@ -192,11 +193,11 @@ class _Form:
 
 
 async def _stream(
-    call: AnsweredCall, encoder: ResponseStream, form: _Form, keeper: _Kept
+    call: AnsweredCall, encoder: ResponseStream, form: _Form, keeper: _Kept, writer: DirectWriter
 ) -> AsyncGenerator[bytes, None]:
     """The events. The response is stored before its last event is sent: clients go on from there at once."""
     try:
-        async for chunk in call.stream(encoder):
+        async for chunk in call.stream(encoder, writer=writer):
             if encoder.final is not None:
                 await keeper.put(encoder.final)
             yield chunk

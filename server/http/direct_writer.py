@@ -1,0 +1,57 @@
+"""`DirectWriter`: writes chunks of a stream to its connection without waking the stream's task."""
+
+from __future__ import annotations
+
+import time
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from server.http.disconnect import Sending
+
+
+class DirectWriter:
+    """Writes to the transport what the layers of ASGI between a stream and its connection would pass on unchanged.
+
+    For the time in which the stream's task waits for its next chunk. Head, first and last chunks go through the layers, and so
+    does a chunk that comes when `ready` is False: a client that does not read fast enough makes its stream's task wait, as
+    before. One writer: the event loop.
+    """
+
+    __slots__ = ("_connection", "_sending")
+
+    def __init__(self) -> None:
+        self._connection: RequestResponseCycle | None = None
+        self._sending: Sending | None = None
+
+    def open(self, connection: RequestResponseCycle, sending: Sending) -> None:
+        """Write to this connection, until `close`; `sending` is told of each chunk. The stream has not ended."""
+        self._connection = connection
+        self._sending = sending
+
+    def close(self) -> None:
+        """Write nothing more."""
+        self._connection = self._sending = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether a chunk may be written now: the head of a chunked answer is sent, the client is there and has read enough, and
+        no sign of life waits for it."""
+        connection, sending = self._connection, self._sending
+        return (
+            connection is not None
+            and sending is not None
+            and not sending.gone
+            and not sending.busy
+            and not sending.telling
+            and connection.response_started
+            and connection.chunked_encoding is True
+            and not connection.flow.write_paused
+            and not connection.disconnected
+            and not connection.response_complete
+        )
+
+    def write(self, chunk: bytes) -> None:
+        """Write a chunk, which is not empty. Only while `ready` is True."""
+        assert self._connection is not None and self._sending is not None
+        self._connection.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        self._sending.at = time.monotonic()

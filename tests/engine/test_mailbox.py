@@ -143,3 +143,49 @@ async def test_a_reader_that_keeps_up_is_handed_the_deltas_themselves() -> None:
         delta = TokenDelta([token(number)])
         mailbox.put(5, delta)
         assert (await mailbox.take())[5] is delta
+
+
+async def test_deltas_go_direct_while_the_reader_waits_and_the_rest_is_held_in_order() -> None:
+    box, direct = Mailbox(), list[int]()
+
+    def take(key: int, delta: TokenDelta) -> bool:
+        direct.append(delta.tokens[0].token_id)
+        return direct[-1] != 3
+
+    box.put(0, TokenDelta([SampledToken(1)]))
+    assert (await box.take(take))[0].tokens == [SampledToken(1)], "what is held comes first"
+    reader = asyncio.create_task(box.take(take))
+    await asyncio.sleep(0)
+    for number in (2, 3, 4):  # 3 is refused, and 4 may not overtake it
+        box.put(0, TokenDelta([SampledToken(number)]))
+    assert [token.token_id for token in (await reader)[0].tokens] == [3, 4]
+    assert direct == [2, 3]
+    box.put(0, TokenDelta([SampledToken(5)]))
+    assert direct == [2, 3], "no reader waits"
+    assert (await box.take(take))[0].tokens == [SampledToken(5)]
+
+
+async def test_a_woken_reader_takes_nothing_and_what_follows_is_held() -> None:
+    box, direct = Mailbox(), list[TokenDelta]()
+
+    def take(key: int, delta: TokenDelta) -> bool:
+        direct.append(delta)
+        box.wake()
+        return True
+
+    reader = asyncio.create_task(box.take(take))
+    await asyncio.sleep(0)
+    box.put(0, TokenDelta([SampledToken(1)]))
+    box.put(0, TokenDelta([SampledToken(2)]))
+    assert (await reader)[0].tokens == [SampledToken(2)]
+    reader = asyncio.create_task(box.take(take))
+    await asyncio.sleep(0)
+    box.put(0, TokenDelta([SampledToken(3)]))
+    assert await reader == {}
+    assert [delta.tokens[0].token_id for delta in direct] == [1, 3]
+    reader = asyncio.create_task(box.take(take))
+    await asyncio.sleep(0)
+    reader.cancel()
+    await asyncio.wait([reader])
+    box.put(0, TokenDelta([SampledToken(4)]))
+    assert len(direct) == 2, "a cancelled reader takes nothing"

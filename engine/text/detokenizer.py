@@ -10,6 +10,8 @@ from engine.text.tokenizer import Tokenizer
 
 _CONTEXT = 8
 """Number of the prompt's last tokens that affect the beginning of the text after it; one character has at most four."""
+_MOST_TEXTS = 65536
+"""Limit on the texts that are kept of one tokenizer."""
 
 
 class Detokenizer(Protocol):
@@ -60,17 +62,31 @@ class ByteDetokenizer:
         self._visible_special = shown_special
         self._marks = marks or {}
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._open = False
+        """Whether the bytes so far end within a character."""
+        self._whole = (
+            {} if self._marks else tokenizer.whole_texts
+        )  # a mark's token has another text elsewhere
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token."""
+        if not self._open and (text := self._whole.get(token_id)) is not None:
+            return text
         if (mark := self._marks.get(token_id)) is not None:
             return self.flush() + mark
-        if self._skip and self._tokenizer.is_special(token_id) and token_id not in self._visible_special:
+        special = self._tokenizer.is_special(token_id)
+        if special and self._skip and token_id not in self._visible_special:
             return ""
-        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        was_open = self._open
+        text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        self._open = bool(self._utf8.getstate()[0])
+        if not (was_open or self._open or special) and len(self._whole) < _MOST_TEXTS:
+            self._whole[token_id] = text
+        return text
 
     def flush(self) -> str:
         """The rest at the end: an incomplete character becomes U+FFFD."""
+        self._open = False
         return self._utf8.decode(b"", final=True)
 
 

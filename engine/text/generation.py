@@ -159,7 +159,7 @@ class Generation:
             for choice in range(request.n)
         }
         self._cached: dict[int, int] = {}
-        """Cached tokens of each prompt, by its number."""
+        """Cached tokens of each prompt, by the index of its first choice."""
         self._seq_ids: dict[int, int] = {}
         """Sequences that still run, by choice index."""
         self.sink: TextSink | None = None
@@ -310,10 +310,9 @@ class Generation:
         failed = delta.finish_reason is FinishReason.ERROR  # behind its tokens
         text = choice.push(replace(delta, finish_reason=None) if failed else delta)
         self.usage.completion_tokens += len(text.token_ids)
-        prompt, number = divmod(index, self.request.n)
-        if not number:
-            # The first choice of a prompt is the one that looks it up; the others begin with its KV.
-            self._cached[prompt] = delta.num_cached_tokens
+        # The first choice of a prompt is the one that looks it up; the others begin with its KV.
+        if not index % self.request.n and self._cached.get(index) != delta.num_cached_tokens:
+            self._cached[index] = delta.num_cached_tokens
             self.usage.cached_tokens = sum(self._cached.values())
         if choice.finished:
             seq_id = self._seq_ids.pop(index)

@@ -61,6 +61,8 @@ class Tokenizer:
         self.decoder = StreamDecoder(raw, cleanup)
         self.byte_level = self.decoder.byte_level
         self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
+        self.whole_texts: dict[int, str] = {}
+        """Texts of ordinary tokens that are whole characters, as far as detokenizers of a byte-level vocabulary met them."""
 
     @staticmethod
     def load(directory: Path) -> Tokenizer:

@@ -117,3 +117,21 @@ def test_marks_stand_for_tokens(tmp_path: Path) -> None:
             "a", "", "\ufffd\udb80", "\udb80",
         ]  # fmt: skip
         assert stream.flush() == ""
+
+
+def test_texts_that_calls_share_depend_on_no_call(tmp_path: Path) -> None:
+    """A token alone is kept as text; within an open character, hidden or as a mark it is something else."""
+    tokenizer = load(byte_level(), tmp_path)
+    ids = {raw: i for i in range(tokenizer.vocab_size) if len(raw := tokenizer.token_bytes(i)) == 1}
+    letter, lead, tail = ids[b"a"], ids[b"\xc3"], ids[b"\xa9"]
+    special = next(i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i))
+    for _ in range(2):  # the second time, texts of the first are known
+        plain = detokenizer(tokenizer)
+        assert [plain.push(i) for i in (letter, lead, tail, letter)] == ["a", "", "é", "a"]
+        assert [plain.push(i) for i in (lead, letter, letter)] == ["", "\ufffda", "a"]
+        assert [plain.push(i) for i in (tail, letter)] == ["\ufffd", "a"]
+        assert plain.push(lead) == "" and plain.flush() == "\ufffd" and plain.push(letter) == "a"
+        assert detokenizer(tokenizer).push(special) == ""
+        assert detokenizer(tokenizer, skip_special_tokens=False).push(special) != ""
+        assert detokenizer(tokenizer, marks={letter: "<mark>"}).push(letter) == "<mark>"
+    assert lead not in tokenizer.whole_texts and special not in tokenizer.whole_texts

@@ -12,8 +12,9 @@ class MetricsSink:
     def first_token(self, ttft: float) -> None:
         """A sequence's first token was committed `ttft` after its arrival."""
 
-    def tokens(self, count: int, inter_token: float) -> None:
-        """`count` tokens were committed in one step, `inter_token` seconds after the sequence's previous ones."""
+    def tokens(self, count: int, inter_token: float, sequences: int = 1) -> None:
+        """`count` tokens of each of so many sequences were committed in one step, `inter_token` seconds after the sequence's
+        previous ones."""
 
     def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
         """A sequence ended; `outcome` is its finish reason. `prompt_tokens`: 0 where another choice of the call counts them, or

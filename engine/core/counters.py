@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as SequenceOf
 
 from engine.errors import EngineError, Overloaded
@@ -56,9 +57,9 @@ class Counters(Observer):
             self._sink.tokens(count - 1, 0.0)
 
     def tokens_committed(self, gaps: SequenceOf[tuple[int, float]]) -> None:
-        tokens = self._sink.tokens
-        for count, seconds in gaps:
-            tokens(count, seconds)
+        # Of sequences that run in the same steps all are equal.
+        for (count, seconds), sequences in Counter(gaps).items():
+            self._sink.tokens(count, seconds, sequences)
 
     def failed(self, seq: Sequence, error: EngineError) -> None:
         if error.status >= 500:

@@ -279,10 +279,10 @@ class Metrics(MetricsSink):
         """Output tokens so far."""
         return self._tokens.output
 
-    def tokens(self, count: int, inter_token: float) -> None:
+    def tokens(self, count: int, inter_token: float, sequences: int = 1) -> None:
         """See MetricsSink. Tokens that arrive together share the time since the last one."""
-        self._tokens.output += count
-        self._itl.observe(inter_token / count, count)
+        self._tokens.output += count * sequences
+        self._itl.observe(inter_token / count, count * sequences)
 
     def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
         """See MetricsSink."""

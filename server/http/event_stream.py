@@ -1,7 +1,8 @@
 """Server-sent events, or lines of JSON, over ASGI.
 
 Starlette's StreamingResponse would work, at several times the cost per chunk: it wraps every send in a task group and
-encodes str. Here a chunk is bytes made by `server/answer/sse.py`, and costs one `send`.
+encodes str. Here a chunk is bytes made by `server/answer/sse.py`, and costs one `send`, or a write to the transport where the
+generator has a `DirectWriter`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `make bench-peers` writes such a file, for one peer and one kind of machine, only from five rounds on one commit and a quiet
 machine (benchmarks/peers/headline.py). `check` fails where README says anything else, where a file contradicts its own rounds,
-where its commit is no ancestor of this one, and where engine, executors and server have had more than MAX_AGE commits since;
-from WARN_AGE on it warns.
+and where its commit is no ancestor of this one. It warns where engine, executors and server have had more than WARN_AGE commits
+since. After more than MAX_AGE README says so beside the figures: not every machine that changes the code can measure them anew.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ RESULTS = "benchmarks/results"
 ROUNDS = 5
 WARN_AGE, MAX_AGE = 100, 400
 """Commits to the code that is measured, since the measurement."""
+OLD = f"more than {MAX_AGE} commits ago"
 MEASURED = ("engine", "executors", "server")
 WIDTH = 140
 
@@ -67,31 +68,39 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
 
 
 def load(root: Path) -> dict[str, Headline]:
-    """Every headline by its file's name, vLLM's first, then by peer and machine. Raises ValueError for a file that is none."""
+    """Every headline by its file's name, vLLM's first, then by peer and machine, with `old`: whether it is of more than MAX_AGE
+    commits ago; where the history is not there, whether README says so. Raises ValueError for a file that is none."""
     order = list(ROWS)
+    readme = root / "README.md"
+    page = " ".join(readme.read_text("utf-8").split()) if readme.exists() else ""
     found = {}
     for file in (root / RESULTS).glob("headline-*.json"):
         found[file.name] = made = json.loads(file.read_text())
         if made.get("peer") not in ROWS or not set(ROWS[made["peer"]]) <= set(made.get("figures", ())):
             raise ValueError(f"{file.name} has no figures of {', '.join(ROWS)}: run `make bench-peers`")
+        age = _age(root, made["commit"])
+        made["old"] = f"commit `{made['commit'][:10]}`, {OLD}" in page if age is None else age > MAX_AGE
     return dict(sorted(found.items(), key=lambda item: (order.index(item[1]["peer"]), item[0])))
 
 
 def problems(root: Path, files: Mapping[str, Headline]) -> Iterator[str]:
-    """What makes a headline untrue or old, a line each. Age that only warns is printed."""
+    """What makes a headline untrue, a line each. Age, which only warns, is printed."""
     for name, headline in files.items():
         yield from (f"{name}: {fault}" for fault in _contradictions(headline))
-        commit = headline["commit"]
-        if not (root / ".git").exists() or _git(root, "rev-parse", "--is-shallow-repository")[1] == "true":
-            continue
-        if _git(root, "merge-base", "--is-ancestor", commit, "HEAD")[0] != 0:
-            yield f"{name}: its commit {commit[:10]} is no ancestor of this one: run `make bench-peers`"
-            continue
-        age = int(_git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *MEASURED)[1])
-        if age > MAX_AGE:
-            yield f"{name}: {age} commits to {', '.join(MEASURED)} came since: run `make bench-peers`"
-        elif age > WARN_AGE:
+        age = _age(root, headline["commit"])
+        if age is not None and age < 0:
+            yield f"{name}: its commit {headline['commit'][:10]} is no ancestor of this one: run `make bench-peers`"
+        elif age is not None and age > WARN_AGE:
             print(f"{name}: warning: {age} commits to {', '.join(MEASURED)} came since", file=sys.stderr)
+
+
+def _age(root: Path, commit: str) -> int | None:
+    """Commits to the code that is measured since `commit`, -1 if that is no ancestor; None without the history."""
+    if not (root / ".git").exists() or _git(root, "rev-parse", "--is-shallow-repository")[1] == "true":
+        return None
+    if _git(root, "merge-base", "--is-ancestor", commit, "HEAD")[0] != 0:
+        return -1
+    return int(_git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *MEASURED)[1])
 
 
 def _git(root: Path, *words: str) -> tuple[int, str]:
@@ -131,15 +140,16 @@ def lead(files: Mapping[str, Headline]) -> str:
     newest = max(against_vllm, key=lambda one: str(one["date"]))
     figures = {name: [_side(newest, name, side) for side in newest["sides"]] for name in ROWS["vllm"]}
     single, wide, start = (figures[name] for name in ("single", "wide", "start"))
+    table = f"[table](#benchmarks){f', {OLD}' if newest['old'] else ''}"
     speed = (
         f"- On {newest['machine']['words']}, with a 0.6B model in bf16, a single stream gets a token every {single[0]} ms "
-        f"(vLLM: {single[1]} ms), and 32 streams together get {wide[0]} tokens/s (vLLM: {wide[1]}) ([table](#benchmarks))."
+        f"(vLLM: {single[1]} ms), and 32 streams together get {wide[0]} tokens/s (vLLM: {wide[1]}) ({table})."
     )
     ready = (
         f"- From the command to ready takes {start[0]} seconds with that model of 1.2 GB "
-        f"(vLLM: {start[1]}; [table](#benchmarks))."
+        f"(vLLM: {start[1]}; {table})."
     )
-    return "\n".join((_wrapped(speed, "  "), ready))
+    return "\n".join((_wrapped(speed, "  "), _wrapped(ready, "  ")))
 
 
 def _side(headline: Headline, name: str, side: str) -> str:
@@ -176,7 +186,8 @@ def _origin(files: Mapping[str, Headline]) -> str:
     by_run: dict[str, list[str]] = {}
     for one in files.values():
         read = [rate for of in one["conditions"] if of["trusted"] for rate in of["read_gb_per_s"]]
-        origin = f"{one['date']}, commit `{one['commit'][:10]}`, {one['rounds']} rounds"
+        when = f"commit `{one['commit'][:10]}`{f', {OLD}' if one['old'] else ''}"
+        origin = f"{one['date']}, {when}, {one['rounds']} rounds"
         run_of = f"{origin}, memory read at {min(read):.0f} to {max(read):.0f} GB/s"
         by_run.setdefault(run_of, []).append(one["title"])
     runs = list(by_run) if len(by_run) == 1 else [f"{', '.join(of)}: {when}" for when, of in by_run.items()]

@@ -138,11 +138,30 @@ def test_the_commit_is_an_ancestor_and_not_too_old(
     monkeypatch.setattr(tool, "WARN_AGE", 2)
     assert list(tool.problems(checkout, files)) == []
     assert "warning: 3 commits to engine, executors, server" in capsys.readouterr().err
-    monkeypatch.setattr(tool, "MAX_AGE", 2)
-    assert "3 commits to engine, executors, server came since" in " ".join(tool.problems(checkout, files))
     git(checkout, "checkout", "-q", "--orphan", "other")
     git(checkout, "commit", "-q", "-a", "-m", "elsewhere")
     assert "is no ancestor of this one" in " ".join(tool.problems(checkout, files))
+
+
+def test_readme_says_that_figures_are_old(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(checkout, headline(git(checkout, "rev-parse", "HEAD")))
+    put(checkout, headline(git(checkout, "rev-parse", "HEAD"), "ik"))
+    assert tool.main(["write"], checkout) == 0
+    assert "commits ago" not in (checkout / "README.md").read_text()
+    for number in range(2):
+        (checkout / "engine/a.py").write_text(f"{number}")
+        git(checkout, "commit", "-q", "-a", "-m", f"{number}")
+    monkeypatch.setattr(tool, "MAX_AGE", 2)
+    assert tool.main(["check"], checkout) == 0
+    monkeypatch.setattr(tool, "MAX_AGE", 1)
+    assert tool.main(["check"], checkout) == 1
+    assert tool.main(["write"], checkout) == 0
+    page = " ".join((checkout / "README.md").read_text().split())
+    assert page.count("[table](#benchmarks), more than 400 commits ago)") == 2
+    assert page.count("`, more than 400 commits ago, 5 rounds") == 2
+    # Without the history nothing tells the age, and README stays as it is.
+    (checkout / ".git").rename(checkout / "history")
+    assert tool.main(["check"], checkout) == 0
 
 
 def test_each_kind_of_machine_has_its_table(checkout: Path) -> None:

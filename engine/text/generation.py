@@ -278,11 +278,8 @@ class Generation:
                     try:
                         raise error
                     finally:
-                        del (
-                            error,
-                            delta,
-                            deltas,
-                        )  # it knows this frame: a frame that knew it would close a circle
+                        # It knows this frame: a frame that knew it would close a circle.
+                        del error, delta, deltas
 
     def _pass_on(self, index: int, delta: TokenDelta) -> bool:
         """Give a delta's text to `sink`; False if the iteration has to take the delta."""

@@ -161,12 +161,12 @@ class Bootstrap:
             await serve_by(front, state, core, load, drain_timeout=settings.drain_timeout, signals=signals)
         finally:
             display.close()
-            if core.known is not None:
-                loader.known_pace.judge(core.known.pace_ratio)
             if entry is not None:
                 registry_of_servers.unregister(entry)
             if self.traces is not None:
                 await asyncio.to_thread(self.traces.close)
+            if core.known is not None:
+                loader.known_pace.judge(core.known.pace_ratio)
 
     def _front_end(self, state: ServerState, core: PendingCore, listener: Listener) -> FrontEnd:
         """This process's HTTP server, or API workers."""

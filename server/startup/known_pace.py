@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from executors.contract import ExecutorConfig, Pace
@@ -29,8 +30,10 @@ class KnownPace:
 
     def of(self, config: ExecutorConfig) -> Pace | None:
         """The pace of the executor that `config` describes, None if it is to be measured. Reads files."""
-        files = [*_stamps(config.model), *_stamps(config.optimization.draft_model)]
-        key = pace_file.key_of(config, files) if files else ""
+        key = ""
+        with contextlib.suppress(OSError):  # a file that has just gone
+            if files := [*_stamps(config.model), *_stamps(config.optimization.draft_model)]:
+                key = pace_file.key_of(config, files)
         if key != self._key or self._pace is None:
             on_cpu = config.device == "cpu" or not has_gpu()
             self._is_kept = bool(key) and on_cpu and config.executor in OF_MODELS

@@ -25,9 +25,9 @@ import structlog
 
 import executors
 from executors.cgroup import ROOT, cgroup_cpus, cpu_threads
-from executors.contract import ConfigError, ExecutorConfig, Pace
+from executors.contract import ExecutorConfig, Pace
 from server import __version__
-from server.model_files.private_cache import cache_root, is_private, private_folder
+from server.model_files.private_cache import cache_root, is_private
 
 log = structlog.get_logger("server")
 
@@ -55,8 +55,8 @@ def key_of(config: ExecutorConfig, files: Iterable[Stamp]) -> str:
 
 def read(key: str) -> Pace | None:
     """Return the pace of this key; None if there is none, or it is damaged, another user's, or too old."""
-    path = _path(key)
     try:
+        path = _path(key)
         if not is_private(path.parent):
             return None
         with path.open("rb") as file:
@@ -79,7 +79,10 @@ def read(key: str) -> Pace | None:
 def write(key: str, pace: Pace) -> None:
     """Store a pace that was measured now, and remove the oldest ones beyond `MOST_ENTRIES`. Failing to is no fault."""
     try:
-        folder = private_folder(FOLDER)
+        folder = cache_root() / FOLDER
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_private(folder):
+            return
         handle, name = tempfile.mkstemp(prefix=".", dir=folder)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -92,7 +95,7 @@ def write(key: str, pace: Pace) -> None:
             MOST_ENTRIES:
         ]:
             path.unlink(missing_ok=True)
-    except (OSError, ConfigError) as error:
+    except (OSError, RuntimeError) as error:
         log.debug("the pace is not kept for the next start", reason=str(error))
 
 

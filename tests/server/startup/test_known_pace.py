@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -224,3 +225,20 @@ def test_nothing_is_known_of_a_model_without_files(model: ExecutorConfig) -> Non
     for file in Path(model.model).iterdir():
         file.unlink()
     assert learn(model).of(model) is None
+
+
+def test_without_a_home_the_pace_is_measured(model: ExecutorConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user may have no entry in /etc/passwd."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(RuntimeError):
+        pace_file.cache_root()
+    known = learn(model)
+    assert known.of(model) == PACE
+    known.judge(1000.0)
+    assert KnownPace().of(model) is None

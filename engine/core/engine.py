@@ -371,9 +371,10 @@ class EngineCore:
 
     @property
     def pace_ratio(self) -> float | None:
-        """How many times as long as the executor's pace says the last steps took, see `Forecast`; None without a pace."""
+        """How many times as long as the executor's pace says the last steps took; None without a pace, or if few steps were
+        computed."""
         forecast = self._waiting.estimate.forecast
-        return None if forecast is None else forecast.ratio
+        return None if forecast is None else forecast.proven_ratio
 
     def info(self) -> ModelInfo | None:
         """The loaded model, None while loading."""

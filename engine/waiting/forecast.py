@@ -29,6 +29,8 @@ streams, and a burst has more of them with every step."""
 _PRIOR = 0.1
 """Seconds of computing that the pace counts as, beside what steps have taken: half as long as it was measured, for steps are
 measured as they are and the pace at its best."""
+_ENOUGH = 2.0
+"""Seconds of computing that tell whether a pace holds. The first steps alone do not: they read weights for the first time."""
 
 
 def streams(request: Request) -> bool:
@@ -93,6 +95,11 @@ class Forecast:
     def ratio(self) -> float:
         """Factor by which steps take longer than the pace says."""
         return self._measured / self._expected
+
+    @property
+    def proven_ratio(self) -> float | None:
+        """`ratio`, None until steps have taken, or by the pace should have taken, long enough to prove it."""
+        return self.ratio if max(self._measured, self._expected) >= _ENOUGH else None
 
     def seconds(self, work: Work) -> float:
         """Return the seconds until all that work is done."""

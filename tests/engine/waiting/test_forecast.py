@@ -275,3 +275,17 @@ def test_the_forecast_of_a_burst_is_what_then_happens(tokens: int, max_tokens: i
         assert told == pytest.approx(first - own, rel=0.35, abs=1.2 * step), (
             "tokens come at the ends of steps"
         )
+
+
+def test_a_pace_is_judged_once_steps_have_taken_long_enough() -> None:
+    """The first step of a load reads weights for the first time, and takes several times as long as the pace says."""
+    made = forecast(new=True)
+    assert made.proven_ratio is None
+    made.learn(100, 0, 0.9)
+    assert made.ratio > 4 and made.proven_ratio is None
+    for _ in range(20):
+        made.learn(1000, 0, 1.0)
+    assert made.proven_ratio == pytest.approx(1.0, abs=0.15)
+    slow = forecast(new=True)
+    slow.learn(5000, 0, 0.01)
+    assert slow.proven_ratio is not None and slow.proven_ratio < 0.1

@@ -34,7 +34,7 @@ def limit_heaps() -> None:
     nothing without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
+    if mallopt is None or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
         return
     for variable, (name, value) in _MALLOPT.items():
         if variable not in os.environ:

@@ -76,7 +76,12 @@ libc.fclose(stream)
 
 @pytest.mark.parametrize(
     ("mode", "variables", "at_least", "at_most"),
-    [("limited", {}, 1, 2), ("free", {}, 4, 99), ("limited", {"MALLOC_ARENA_MAX": "5"}, 3, 5)],
+    [
+        ("limited", {}, 1, 2),
+        ("free", {}, 4, 99),
+        ("limited", {"MALLOC_ARENA_MAX": "5"}, 3, 5),
+        ("limited", {"GLIBC_TUNABLES": "glibc.malloc.arena_max=5"}, 3, 5),
+    ],
 )
 def test_threads_share_two_heaps_unless_the_environment_says_otherwise(
     tmp_path: Path, mode: str, variables: dict[str, str], at_least: int, at_most: int

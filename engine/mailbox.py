@@ -38,7 +38,7 @@ class Mailbox:
     `max_bytes` behind is given up: `on_full` is called, once, and should end its sequences; what is held is still given, then
     `take` raises. Nothing is ever left out in between.
 
-    A reader that waits may have deltas handled where they are put, without waking its task: see `take`.
+    A reader that waits may have deltas handled in the event loop's next turn, without waking its task: see `take`.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, on_full: Callable[[], None] | None = None) -> None:
@@ -53,22 +53,37 @@ class Mailbox:
         """Tokens that come after those of `_deltas`, where there are any."""
         self._filled = asyncio.Event()
         self._direct: Direct | None = None
-        """What the waiting reader has deltas handled by; None unless it waits and nothing is held for it."""
+        """What the waiting reader has deltas handled by; None unless it waits and is not woken."""
+        self._handing_over = False
+        """Whether `_hand_over` is about to run."""
 
     def put(self, key: int, delta: TokenDelta) -> None:
         """Add a delta; never blocks."""
         if self._full:
             return
-        if self._direct is not None:
-            if self._direct(key, delta):
-                return
-            self._direct = None  # what comes next belongs behind this delta
         first = self._deltas.get(key)
         if first is None:
             self._deltas[key] = delta
         else:
             self._append(key, first, delta)
-        self._filled.set()
+        if self._direct is None or self._full:
+            self._filled.set()
+        elif not self._handing_over:
+            # Not here: the step that is about to be sent must not wait for what is made of hundreds of deltas.
+            self._handing_over = True
+            asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Give what is held to the waiting reader's `direct`, and wake the reader for the rest."""
+        self._handing_over = False
+        while self._deltas and self._direct is not None and not self._packed:
+            key = next(iter(self._deltas))
+            delta = self._deltas.pop(key)
+            if not self._direct(key, delta):
+                self._deltas = {key: delta, **self._deltas}
+                break
+        if self._deltas:
+            self.wake()
 
     def _append(self, key: int, first: TokenDelta, delta: TokenDelta) -> None:
         if delta.tokens:

@@ -54,8 +54,8 @@ class Delivery:
         self.release()
 
     def hold(self, deltas: Iterable[tuple[Sequence, TokenDelta]]) -> None:
-        """Count the output of a step and hold it until `release`, which must follow once the next step is sent: a filled mailbox
-        wakes its reader, or writes to its client at once; hundreds take milliseconds: the next step must not wait."""
+        """Count the output of a step and hold it until `release`, which must follow before the next await: a filled mailbox
+        wakes its reader, hundreds of readers take milliseconds, and the next step must not wait for them."""
         now = self._clock()
         gaps: list[tuple[int, float]] = []
         for seq, delta in deltas:

@@ -92,14 +92,11 @@ class EngineLoop:
                 if batch is not None:
                     self.steps.submit(batch)
                     self.observer.step_submitted(batch)
-                    try:
-                        # One turn of the event loop: the step is sent, then readers get their tokens.
-                        await asyncio.sleep(0)
-                    finally:
-                        self.delivery.release()
-                    continue
                 self.delivery.release()
-                if self.inbox.pending:
+                if batch is not None:
+                    # One turn of the event loop: the step is sent, then readers run.
+                    await asyncio.sleep(0)
+                elif self.inbox.pending:
                     continue  # a mailbox that is full now asks for an abort
                 elif self.steps:
                     await self._land()

@@ -156,11 +156,25 @@ async def test_deltas_go_direct_while_the_reader_waits_and_the_rest_is_held_in_o
     assert (await box.take(take))[0].tokens == [SampledToken(1)], "what is held comes first"
     reader = asyncio.create_task(box.take(take))
     await asyncio.sleep(0)
-    for number in (2, 3, 4):  # 3 is refused, and 4 may not overtake it
+    box.put(0, TokenDelta([SampledToken(2)]))
+    assert direct == [], "a step may have to be sent first"
+    await asyncio.sleep(0)
+    assert direct == [2]
+    for number in (3, 4):  # 3 is refused, and 4 may not overtake it
+        box.put(number, TokenDelta([SampledToken(number)]))
+    assert {key: delta.tokens for key, delta in (await reader).items()} == {
+        3: [SampledToken(3)],
+        4: [SampledToken(4)],
+    }
+    assert direct == [2, 3]
+    reader = asyncio.create_task(box.take(take))
+    await asyncio.sleep(0)
+    for number in (6, 7):  # packed before they could be handed over
         box.put(0, TokenDelta([SampledToken(number)]))
-    assert [token.token_id for token in (await reader)[0].tokens] == [3, 4]
+    assert [token.token_id for token in (await reader)[0].tokens] == [6, 7]
     assert direct == [2, 3]
     box.put(0, TokenDelta([SampledToken(5)]))
+    await asyncio.sleep(0)
     assert direct == [2, 3], "no reader waits"
     assert (await box.take(take))[0].tokens == [SampledToken(5)]
 
@@ -176,8 +190,8 @@ async def test_a_woken_reader_takes_nothing_and_what_follows_is_held() -> None:
     reader = asyncio.create_task(box.take(take))
     await asyncio.sleep(0)
     box.put(0, TokenDelta([SampledToken(1)]))
-    box.put(0, TokenDelta([SampledToken(2)]))
-    assert (await reader)[0].tokens == [SampledToken(2)]
+    box.put(1, TokenDelta([SampledToken(2)]))
+    assert (await reader)[1].tokens == [SampledToken(2)]
     reader = asyncio.create_task(box.take(take))
     await asyncio.sleep(0)
     box.put(0, TokenDelta([SampledToken(3)]))
@@ -186,6 +200,7 @@ async def test_a_woken_reader_takes_nothing_and_what_follows_is_held() -> None:
     reader = asyncio.create_task(box.take(take))
     await asyncio.sleep(0)
     reader.cancel()
-    await asyncio.wait([reader])
     box.put(0, TokenDelta([SampledToken(4)]))
+    await asyncio.wait([reader])
     assert len(direct) == 2, "a cancelled reader takes nothing"
+    assert (await box.take())[0].tokens == [SampledToken(4)]

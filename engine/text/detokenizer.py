@@ -64,9 +64,8 @@ class ByteDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._open = False
         """Whether the bytes so far end within a character."""
-        self._whole = (
-            {} if self._marks else tokenizer.whole_texts
-        )  # a mark's token has another text elsewhere
+        # A mark's token has another text elsewhere.
+        self._whole = {} if self._marks else tokenizer.whole_texts
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token."""

@@ -97,7 +97,7 @@ class Usage:
 
 
 class TextSink(Protocol):
-    """Takes text in the turn of the event loop in which its tokens come, while the task that iterates over the call waits."""
+    """Takes text as its tokens come, without a task, while the task that iterates over the call waits."""
 
     @property
     def ready(self) -> bool:

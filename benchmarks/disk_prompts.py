@@ -1,11 +1,12 @@
 """First token of an agent's first prompt: cold, and from disk after a restart of the server.
 
-    python -m benchmarks.disk_prompts MODEL_DIR [--tokens 8920,21082] [--flags ...]
+    python -m benchmarks.disk_prompts MODEL_DIR [--tokens 8920,21082] [--flags ...] [--other MODEL]
 
 The lengths are those of tests/agents/recorded/first_prompts.json. A prompt is a chat: a system prompt of about that many tokens,
 and a user's message that names date and directory, of which the second server gets others (Claude Code and Codex put both behind
 instructions and tools). Its files leave the page cache before it starts (posix_fadvise), and are read past it where the file
-system allows that.
+system allows that. With --other the second server has two models, and a last prompt comes after the first model was unloaded: its
+time has the load in it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import sys
 import tempfile
 import time
 import urllib.request
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
 WORDS = (
     "the of and to in is it you that he was for on are with as his they be at one have this from or".split()
 )
-"""Each is about one token."""
+"""Each is about one token to most tokenizers; how many, a server is asked."""
 
 
 def main() -> None:
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="8920")
     parser.add_argument("--port", type=int, default=8461)
     parser.add_argument("--flags", default="")
+    parser.add_argument("--other", help="a second model, to measure a prompt after an unload")
     arguments = parser.parse_args()
     flags = arguments.flags.split()
     for length in map(int, arguments.tokens.split(",")):
@@ -49,51 +52,67 @@ def main() -> None:
 
 
 def _morning(arguments: argparse.Namespace, flags: list[str], length: int, directory: Path) -> dict[str, Any]:
+    flags = [*flags, "--kv-cache-dir", str(directory)]
+    hello = [("user", "Hello there")]
+    with _Server([arguments.model, "--served-model-name", "m"], arguments.port, flags) as server:
+        server.first_token(hello)
+        prompts = _prompts(length, server)
+        cold = server.first_token(prompts[0])
+        warm = server.first_token(prompts[1])
+    stored = _drop_page_cache(directory)
+    # The first server has written both prompts: the next day's are others.
+    served = [f"m={arguments.model}", f"o={arguments.other}"] if arguments.other else [arguments.model]
+    result: dict[str, Any] = {"tokens": length, "cold_s": round(cold, 2), "memory_s": round(warm, 2)}
+    with _Server(
+        [*served, *([] if arguments.other else ["--served-model-name", "m"])], arguments.port, flags
+    ) as server:
+        server.first_token(hello)
+        disk = server.first_token(prompts[2])
+        result |= {"disk_s": round(disk, 2), "ratio": round(disk / cold, 3), "stored_bytes": stored}
+        if arguments.other:
+            server.post("/models/unload", {"model": "m"})
+            server.first_token(hello, "o")
+            _drop_page_cache(directory)
+            unloaded = server.first_token(prompts[3])
+            result |= {"unloaded_s": round(unloaded, 2), "unloaded_ratio": round(unloaded / cold, 3)}
+    return result
+
+
+def _prompts(length: int, server: _Server) -> list[list[tuple[str, str]]]:
+    """Return four chats whose system prompt has about `length` tokens and whose user's messages differ."""
     rng = random.Random(length)
-    system = " ".join(rng.choice(WORDS) for _ in range(length))
-    prompt = [
-        ("system", system),
-        ("user", "It is 1 May 2026. The directory is /srv/first. What is in it?"),
+    words = [rng.choice(WORDS) for _ in range(length)]
+    with server.post("/tokenize", {"model": "m", "prompt": " ".join(words[:1000])}) as answer:
+        tokens_per_word = json.load(answer)["count"] / len(words[:1000])
+    system = " ".join(words[: round(length / tokens_per_word)])
+    ends = [
+        "It is 1 May 2026. The directory is /srv/first. What is in it?",
+        "It is 2 May 2026. The directory is /srv/second. Who wrote it?",
+        "It is 3 May 2026. The directory is /mnt/third. How old is it?",
+        "It is 4 May 2026. The directory is /mnt/fourth. Is it large?",
     ]
-    other = [("system", system), ("user", "It is 2 May 2026. The directory is /srv/second. Who wrote it?")]
-    with _Server(arguments, [*flags, "--kv-cache-dir", str(directory)]) as server:
-        server.first_token([("user", "Hello there")])
-        cold = server.first_token(prompt)
-        warm = server.first_token(other)
+    return [[("system", system), ("user", end)] for end in ends]
+
+
+def _drop_page_cache(directory: Path) -> int:
+    """Take the cache's files out of the page cache; return their bytes."""
+    stored = 0
     for path in directory.glob("*/*.kv"):
         descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
-    stored = sum(path.stat().st_size for path in directory.glob("*/*.kv"))
-    # The first server has written both prompts: the next day's is a third one.
-    other = [
-        ("system", system),
-        ("user", "It is 3 May 2026. The directory is /mnt/third. How old is it?"),
-    ]
-    with _Server(arguments, [*flags, "--kv-cache-dir", str(directory)]) as server:
-        server.first_token([("user", "Hello there")])
-        disk = server.first_token(other)
-    return {
-        "tokens": length, "cold_s": round(cold, 2), "memory_s": round(warm, 2), "disk_s": round(disk, 2),
-        "ratio": round(disk / cold, 3), "stored_bytes": stored,
-    }  # fmt: skip
+        stored += path.stat().st_size
+    return stored
 
 
 class _Server:
     """A server while the block runs."""
 
-    def __init__(self, arguments: argparse.Namespace, flags: list[str]) -> None:
-        self._url = f"http://127.0.0.1:{arguments.port}"
-        command = [
-            sys.executable,
-            "-m",
-            "server.cli",
-            "serve",
-            arguments.model,
-            "--port",
-            str(arguments.port),
-        ]
-        command += ["--served-model-name", "m", "--max-queue-wait", "3600", *flags]
+    def __init__(self, models: list[str], port: int, flags: list[str]) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "server.cli", "serve", *models, "--port", str(port)]
+        command += ["--max-queue-wait", "3600", *flags]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def __enter__(self) -> _Server:
@@ -111,24 +130,27 @@ class _Server:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(120)
 
-    def first_token(self, messages: list[tuple[str, str]]) -> float:
+    def post(self, path: str, body: dict[str, Any]) -> HTTPResponse:
+        """Return the answer of a call, its body not yet read."""
+        request = urllib.request.Request(
+            self._url + path, json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        answer: HTTPResponse = urllib.request.urlopen(request, timeout=3600)
+        return answer
+
+    def first_token(self, messages: list[tuple[str, str]], model: str = "m") -> float:
         """Return seconds until the first token."""
         body = {
-            "model": "m",
+            "model": model,
             "messages": [{"role": role, "content": content} for role, content in messages],
             "max_tokens": 2,
             "stream": True,
             "temperature": 0,
             "ignore_eos": True,
         }
-        request = urllib.request.Request(
-            self._url + "/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )
         began = time.monotonic()
         first = 0.0
-        with urllib.request.urlopen(request, timeout=3600) as answer:
+        with self.post("/v1/chat/completions", body) as answer:
             for line in answer:
                 if not first and line.startswith(b"data: {") and b'"content":""' not in line:
                     first = time.monotonic() - began

@@ -54,8 +54,6 @@ MAX_PARTS = 3
 """Largest number of parts of a weight: `MAX_PARTS` of operands.h."""
 _BLOCK_SCALE, _STORED_SCALE = 8, 16
 """Size of a scale in bytes: `BlockScale` and `QuantScale` of operands.h."""
-_VNNI = ("avx512_bf16", "avx512_vnni")
-"""Instruction sets that multiply bytes; the others multiply pairs of 16 bits."""
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "clamped_swiglu": 2}
 """Activations by their names in config.json, or the one that they stand for: `Activation` of gemm.h. Others are not fused."""
 OUT_OF_MEMORY = "no memory for a kernel's scratch space"
@@ -364,14 +362,12 @@ def operand_bytes(kernels: CpuKernels, columns: int, kind: str) -> int:
     """Return the bytes of one row of a left operand, [columns], as products with a weight of `kind` read it: see `convert` in
     operands.h.
 
-    int8: a scale and the start of a sum for every 32 values. If values are multiplied in a wider format, they are stored in
-    it.
+    int8: a scale and the start of a sum for every 32 values.
     """
     if _KINDS[kind] >= FIRST_STORED:
         return columns // BLOCK * (BLOCK + _STORED_SCALE)
     if kind == "int8":
-        width = 1 if kernels.isa in _VNNI else 2
-        return -(-columns // BLOCK) * (BLOCK * width + _BLOCK_SCALE)
+        return -(-columns // BLOCK) * (BLOCK + _BLOCK_SCALE)
     return columns * (2 if kind == "bfloat16" and kernels.isa == "avx512_bf16" else 4)
 
 

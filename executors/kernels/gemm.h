@@ -186,25 +186,19 @@ void tile_of_blocks(const Left<Int8Product>& a, const uint32_t* panel, float* bu
   }
 }
 #else
-// Sums over blocks are kept in the buffer: so there are registers for more rows, which share the taking apart of weights.
+// Sums over blocks are kept in the buffer, which leaves registers for more rows.
 template <int R>
 void tile_of_blocks(const Left<Int8Product>& a, const uint32_t* panel, float* buffer, Ahead ahead) {
   const auto* scales = a.scales;
-  const Int8Product::Word* words = a.words;
+  const uint32_t* words = a.words;
   for (int64_t b = 0; b < a.blocks; b++, panel += BLOCK_WORDS, words += BLOCK_STEPS, scales++) {
     I sum[R][2];
 #pragma GCC unroll 14
     for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = zero_words();
+#pragma GCC unroll 8
     for (int k = 0; k < BLOCK_STEPS; k++) {
       if (k % ROUND_STEPS == 0) ahead.round();
-      I one = load_words(panel + k * NR), two = load_words(panel + k * NR + W);
-      I even[2] = {even_bytes(one), even_bytes(two)}, odd[2] = {odd_bytes(one), odd_bytes(two)};
-#pragma GCC unroll 14
-      for (int r = 0; r < R; r++) {
-        const Int8Product::Word* word = words + r * a.steps + k;
-        sum[r][0] = Int8Product::multiply(word, even[0], odd[0], sum[r][0]);
-        sum[r][1] = Int8Product::multiply(word, even[1], odd[1], sum[r][1]);
-      }
+      add_pairs<R, true>(sum, load_words(panel + k * NR), load_words(panel + k * NR + W), words + k, a.steps);
     }
     F one = load_some(scales_of(panel), W), two = load_some(scales_of(panel) + W, W);
 #pragma GCC unroll 14

@@ -78,8 +78,12 @@ inline I high_half(I a) { return _mm512_and_si512(a, _mm512_set1_epi32((int)0xff
 inline I low_half(I a) { return _mm512_slli_epi32(a, 16); }
 inline I add_words(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I madd(I a, I b) { return _mm512_madd_epi16(a, b); }
-inline I odd_bytes(I a) { return _mm512_srai_epi16(a, 8); }
-inline I even_bytes(I a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }
+inline I ones() { return _mm512_set1_epi16(1); }
+// Products of unsigned and of signed bytes with signed ones, those of two bytes beside each other added up, with saturation.
+inline I pair_products(I codes, I a) { return _mm512_maddubs_epi16(codes, a); }
+inline I signed_pair_products(I codes, I a) {
+  return _mm512_maddubs_epi16(_mm512_abs_epi8(codes), _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), a));
+}
 inline F from_words(I a) { return _mm512_cvtepi32_ps(a); }
 inline I zero_words() { return _mm512_setzero_si512(); }
 #else
@@ -91,8 +95,9 @@ inline I high_half(I a) { return _mm256_and_si256(a, _mm256_set1_epi32((int)0xff
 inline I low_half(I a) { return _mm256_slli_epi32(a, 16); }
 inline I add_words(I a, I b) { return _mm256_add_epi32(a, b); }
 inline I madd(I a, I b) { return _mm256_madd_epi16(a, b); }
-inline I odd_bytes(I a) { return _mm256_srai_epi16(a, 8); }
-inline I even_bytes(I a) { return _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8); }
+inline I ones() { return _mm256_set1_epi16(1); }
+inline I pair_products(I codes, I a) { return _mm256_maddubs_epi16(codes, a); }
+inline I signed_pair_products(I codes, I a) { return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(a, codes)); }
 inline F from_words(I a) { return _mm256_cvtepi32_ps(a); }
 inline I zero_words() { return _mm256_setzero_si256(); }
 #endif
@@ -303,38 +308,20 @@ struct Int8Product {
   }
 };
 #else
-struct Int8Product {  // the same sums with 16-bit products
-  struct Word {
-    int16_t even[2], odd[2];
-  };
+struct Int8Product {  // the same sums by products of pairs
+  using Word = uint32_t;  // four bytes
   using Scale = BlockScale;
   using Sum = I;
-  static constexpr int DEPTH = 4, MR = W == 16 ? 8 : 5, BLOCKS = 1;  // twice as many sums, even and odd bytes of two columns
+  static constexpr int DEPTH = 4, MR = W == 16 ? 8 : 5, BLOCKS = 1;
   static constexpr uint32_t FLIP = 0;
   template <class T>
   static void convert(Word* out, BlockScale* scales, const T* in, int64_t n) {
     for (int64_t i = 0; i < n; i += BLOCK) {
       F x[BLOCK / W];
       float top = load_block(x, in + i, n - i), inverse = top < TINY ? 0.0f : 127.0f / top;
-      for (int v = 0; v < BLOCK / W; v++) store_pairs(out + (i + v * W) / 4, nearest_words(mul(x[v], all(inverse))));
+      for (int v = 0; v < BLOCK / W; v++) store_bytes((int8_t*)out + i + v * W, nearest_words(mul(x[v], all(inverse))));
       scales[i / BLOCK] = {scale_of(top), 0};
     }
-  }
-  // Four numbers, of which each has 16 bits to spare, to a word: even ones, then odd ones.
-  static void store_pairs(Word* out, I a) {
-#if defined(__AVX512F__)
-    I pairs = _mm512_shuffle_epi32(a, (_MM_PERM_ENUM)0xd8);  // 0 2 1 3
-    _mm256_storeu_si256((__m256i*)out, _mm512_cvtsepi32_epi16(pairs));
-#else
-    I pairs = _mm256_shuffle_epi32(a, 0xd8);
-    _mm_storeu_si128((__m128i*)out, _mm_packs_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
-#endif
-  }
-  static I multiply(const Word* a, I even, I odd, I sum) {
-    uint32_t evens, odds;
-    memcpy(&evens, a->even, 4);
-    memcpy(&odds, a->odd, 4);
-    return add_words(add_words(sum, madd(all_words(evens), even)), madd(all_words(odds), odd));
   }
 };
 #endif

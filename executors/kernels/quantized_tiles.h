@@ -119,26 +119,49 @@ constexpr int zero_of() {
   return L::CODES == S8 || L::CODES == LUT4 ? (QuantProduct::FLIP ? 128 : 0) : L::ZERO;
 }
 
-// Scales, and minima or zeros, of W columns for a part of a block.
+// Scales, and minima or zeros, of a head, as they lie in the panel.
 template <class L>
-inline F scale_of_part(const uint8_t* head, const uint8_t* block, int part, int group) {
-  if (L::SCALES == GROUP) return load_halves(head + group * W * 2);
-  if (L::SCALES == GROUP_F32) return load((const float*)head + group * W);
+struct StoredHead {
+  const uint8_t* at;
+  F top(int group) const {
+    return L::WIDE_HEAD ? load((const float*)at + group * W) : load_halves(at + group * W * 2);
+  }
+  F least(int group) const { return load_halves(at + NR * L::HEAD_SCALE + group * W * 2); }
+};
+
+// The same, converted to float32 once for all blocks of the head: one row of Q4_K took 0.94 of the time, four 0.98 (Zen 1).
+template <class L>
+struct ConvertedHead {
+  alignas(64) float tops[NR], minima[NR];
+  void operator=(StoredHead<L> head) {
+    for (int g = 0; g < 2; g++) {
+      store(tops + g * W, head.top(g));
+      if (L::MINIMUM || L::ZEROS) store(minima + g * W, head.least(g));
+    }
+  }
+  F top(int group) const { return load(tops + group * W); }
+  F least(int group) const { return load(minima + group * W); }
+};
+
+// Scales, and minima or zeros, of W columns for a part of a block.
+template <class L, class Head>
+inline F scale_of_part(const Head& head, const uint8_t* block, int part, int group) {
+  if (L::GROUPED) return head.top(group);
   const uint8_t* at = block + L::CODE_WORDS * 4;
   if (L::SCALES == PART_F32) return load((const float*)at + part * NR + group * W);
   if (L::SCALES == POWER) return load_some((const uint16_t*)at + group * W, W);
   if (L::SCALES == FLAT) return load_halves(at + group * W * 2);
-  F top = L::WIDE_HEAD ? load((const float*)head + group * W) : load_halves(head + group * W * 2);
+  F top = head.top(group);
   if (L::SCALES == TWO_WIDE) return mul(top, load_shorts(at + group * W * 2));
   at += part * NR + group * W;
   return mul(top, L::SIGNED ? load_signed_bytes(at) : load_bytes(at));
 }
-template <class L>
-inline F minimum_of_part(const uint8_t* head, const uint8_t* block, int part, int group) {
-  if (L::GROUPED) return load_halves(head + NR * L::HEAD_SCALE + group * W * 2);
+template <class L, class Head>
+inline F minimum_of_part(const Head& head, const uint8_t* block, int part, int group) {
+  if (L::GROUPED) return head.least(group);
   const uint8_t* at = block + L::CODE_WORDS * 4;
   if (L::SCALES == FLAT) return load_halves(at + (NR + group * W) * 2);
-  return mul(load_halves(head + (NR + group * W) * 2), load_bytes(at + (L::PARTS + part) * NR + group * W));
+  return mul(head.least(group), load_bytes(at + (L::PARTS + part) * NR + group * W));
 }
 
 // The negated sum of a row's numbers in a part of a block, in every word.
@@ -164,6 +187,9 @@ inline F with_part(F total, I sum, const QuantScale& a, F scale, F minimum, int 
 }
 
 #if defined(__AVX512VNNI__)
+template <class L>
+using Head = StoredHead<L>;
+
 // The instruction as it stands: compilers load a word once and keep it in a register for both columns, and then have none
 // left for the sums.
 inline void add_products(I& sum, I weights, const uint32_t* a) {
@@ -193,7 +219,7 @@ inline void add_steps(I (*sum)[2], const uint8_t* block, const uint32_t* words, 
 }
 
 template <class L, int R, int PART>
-inline void add_part(F (*total)[2], const uint8_t* head, const uint8_t* block, const uint32_t* words, int64_t lda,
+inline void add_part(F (*total)[2], const Head<L>& head, const uint8_t* block, const uint32_t* words, int64_t lda,
                      const QuantScale* scales, int64_t blocks, Ahead* ahead = nullptr) {
   I sum[R][2];
 #pragma GCC unroll 7
@@ -219,11 +245,12 @@ void tile_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, float* b
   F total[R][2];
 #pragma GCC unroll 7
   for (int r = 0; r < R; r++) total[r][0] = total[r][1] = all(0.0f);
-  const uint8_t *block = (const uint8_t*)panel, *head = block;
+  const uint8_t* block = (const uint8_t*)panel;
+  Head<L> head;
   const QuantScale* scales = a.scales;
   const uint32_t* words = a.words;
   for (int64_t b = 0; b < a.blocks; b++, block += L::BLOCK_BYTES, words += BLOCK_STEPS, scales++) {
-    if (L::HEAD_BYTES > 0 && b % L::BLOCKS == 0) head = block, block += L::HEAD_BYTES;
+    if (L::HEAD_BYTES > 0 && b % L::BLOCKS == 0) head = {block}, block += L::HEAD_BYTES;
     ahead.round();
     add_part<L, R, 0>(total, head, block, words, a.steps, scales, a.blocks, &ahead);
     if (L::PARTS == 2) add_part<L, R, 1>(total, head, block, words, a.steps, scales, a.blocks);
@@ -235,21 +262,33 @@ void tile_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, float* b
   }
 }
 #else
+template <class L>
+using Head = ConvertedHead<L>;
+
 #if defined(__AVX512F__)
 inline I zero_shorts() { return _mm512_setzero_si512(); }
-inline I pair_products(I codes, I a) { return _mm512_maddubs_epi16(codes, a); }
-inline I signed_pair_products(I codes, I a) {
-  return _mm512_maddubs_epi16(_mm512_abs_epi8(codes), _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(codes), zero_words(), a));
-}
 inline I add_shorts(I a, I b) { return _mm512_add_epi16(a, b); }
-inline I ones() { return _mm512_set1_epi16(1); }
+// Has no effect: 32 registers are enough.
+inline void settle(I&, I&) {}
 #else
 inline I zero_shorts() { return _mm256_setzero_si256(); }
-inline I pair_products(I codes, I a) { return _mm256_maddubs_epi16(codes, a); }
-inline I signed_pair_products(I codes, I a) { return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(a, codes)); }
 inline I add_shorts(I a, I b) { return _mm256_add_epi16(a, b); }
-inline I ones() { return _mm256_set1_epi16(1); }
+// Makes both sums known before what follows. Without it the compiler moves products of several steps beside each other, whose
+// sums no longer fit the 16 registers: four rows of Q4_K took 1.2 times as long (Zen 1).
+inline void settle(I& one, I& two) { asm volatile("" : "+x"(one), "+x"(two)); }
 #endif
+
+// sum[R][2] in int32 += the pairs of a step, `words` [R] `lda` apart times the codes of both groups.
+template <int R, bool SIGNED>
+inline __attribute__((always_inline)) void add_pairs(I (*sum)[2], I one, I two, const uint32_t* words, int64_t lda) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+    I a = all_words(words[r * lda]);
+    sum[r][0] = add_words(sum[r][0], madd(SIGNED ? signed_pair_products(one, a) : pair_products(one, a), ones()));
+    sum[r][1] = add_words(sum[r][1], madd(SIGNED ? signed_pair_products(two, a) : pair_products(two, a), ones()));
+    settle(sum[r][0], sum[r][1]);
+  }
+}
 
 // How many steps' pairs of products fit int16: two of code * 127 each.
 template <class L>
@@ -258,45 +297,51 @@ constexpr int steps_in_shorts() {
 }
 
 template <class L, int R, int STEP>
-inline void add_step(I (*some)[2], const uint8_t* block, const uint32_t* words, int64_t lda) {
+inline __attribute__((always_inline)) void add_step(I (*some)[2], const uint8_t* block, const uint32_t* words, int64_t lda) {
   I one = codes_of<L, STEP>(block, 0), two = codes_of<L, STEP>(block, 1);
-  constexpr bool SIGNED = L::CODES == S8 || L::CODES == LUT4;
 #pragma GCC unroll 7
   for (int r = 0; r < R; r++) {
     I a = all_words(words[r * lda + STEP]);
-    some[r][0] = add_shorts(some[r][0], SIGNED ? signed_pair_products(one, a) : pair_products(one, a));
-    some[r][1] = add_shorts(some[r][1], SIGNED ? signed_pair_products(two, a) : pair_products(two, a));
+    some[r][0] = add_shorts(some[r][0], pair_products(one, a));
+    some[r][1] = add_shorts(some[r][1], pair_products(two, a));
   }
+#pragma GCC unroll 7
+  for (int r = 0; r < R; r++) settle(some[r][0], some[r][1]);
 }
 
 // The steps from STEP on that the sums in int16 have room for, and then their sums in int32.
 template <class L, int R, int STEP, int UNTIL>
-inline void add_steps(I (*sum)[2], const uint8_t* block, const uint32_t* words, int64_t lda) {
+inline __attribute__((always_inline)) void add_steps(I (*sum)[2], const uint8_t* block, const uint32_t* words, int64_t lda) {
   if constexpr (STEP < UNTIL) {
     constexpr int COUNT = steps_in_shorts<L>() < UNTIL - STEP ? steps_in_shorts<L>() : UNTIL - STEP;
-    I some[R][2];
+    if constexpr (COUNT == 1) {
+      add_pairs<R, L::CODES == S8 || L::CODES == LUT4>(sum, codes_of<L, STEP>(block, 0), codes_of<L, STEP>(block, 1), words + STEP, lda);
+    } else {
+      I some[R][2];
 #pragma GCC unroll 7
-    for (int r = 0; r < R; r++) some[r][0] = some[r][1] = zero_shorts();
-    add_step<L, R, STEP>(some, block, words, lda);
-    if constexpr (COUNT > 1) add_step<L, R, STEP + 1>(some, block, words, lda);
-    if constexpr (COUNT > 2) add_step<L, R, STEP + 2>(some, block, words, lda);
-    if constexpr (COUNT > 3) add_step<L, R, STEP + 3>(some, block, words, lda);
-    if constexpr (COUNT > 4) add_step<L, R, STEP + 4>(some, block, words, lda);
-    if constexpr (COUNT > 5) add_step<L, R, STEP + 5>(some, block, words, lda);
-    if constexpr (COUNT > 6) add_step<L, R, STEP + 6>(some, block, words, lda);
-    if constexpr (COUNT > 7) add_step<L, R, STEP + 7>(some, block, words, lda);
+      for (int r = 0; r < R; r++) some[r][0] = some[r][1] = zero_shorts();
+      add_step<L, R, STEP>(some, block, words, lda);
+      add_step<L, R, STEP + 1>(some, block, words, lda);
+      if constexpr (COUNT > 2) add_step<L, R, STEP + 2>(some, block, words, lda);
+      if constexpr (COUNT > 3) add_step<L, R, STEP + 3>(some, block, words, lda);
+      if constexpr (COUNT > 4) add_step<L, R, STEP + 4>(some, block, words, lda);
+      if constexpr (COUNT > 5) add_step<L, R, STEP + 5>(some, block, words, lda);
+      if constexpr (COUNT > 6) add_step<L, R, STEP + 6>(some, block, words, lda);
+      if constexpr (COUNT > 7) add_step<L, R, STEP + 7>(some, block, words, lda);
 #pragma GCC unroll 7
-    for (int r = 0; r < R; r++) {
-      sum[r][0] = add_words(sum[r][0], madd(some[r][0], ones()));
-      sum[r][1] = add_words(sum[r][1], madd(some[r][1], ones()));
+      for (int r = 0; r < R; r++) {
+        sum[r][0] = add_words(sum[r][0], madd(some[r][0], ones()));
+        sum[r][1] = add_words(sum[r][1], madd(some[r][1], ones()));
+      }
     }
     add_steps<L, R, STEP + COUNT, UNTIL>(sum, block, words, lda);
   }
 }
 
 template <class L, int R, int PART>
-inline void add_part(float* buffer, bool first, const uint8_t* head, const uint8_t* block, const uint32_t* words, int64_t lda,
-                     const QuantScale* scales, int64_t blocks) {
+inline __attribute__((always_inline)) void add_part(float* buffer, bool first, const Head<L>& head, const uint8_t* block,
+                                                    const uint32_t* words, int64_t lda, const QuantScale* scales,
+                                                    int64_t blocks) {
   I sum[R][2];
 #pragma GCC unroll 7
   for (int r = 0; r < R; r++) {
@@ -322,11 +367,12 @@ inline void add_part(float* buffer, bool first, const uint8_t* head, const uint8
 // Sums over blocks are kept in the buffer: so there are registers for more rows, which share the taking apart of weights.
 template <class L, int R>
 void tile_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, float* buffer, Ahead ahead) {
-  const uint8_t *block = (const uint8_t*)panel, *head = block;
+  const uint8_t* block = (const uint8_t*)panel;
+  Head<L> head;
   const QuantScale* scales = a.scales;
   const uint32_t* words = a.words;
   for (int64_t b = 0; b < a.blocks; b++, block += L::BLOCK_BYTES, words += BLOCK_STEPS, scales++) {
-    if (L::HEAD_BYTES > 0 && b % L::BLOCKS == 0) head = block, block += L::HEAD_BYTES;
+    if (L::HEAD_BYTES > 0 && b % L::BLOCKS == 0) head = StoredHead<L>{block}, block += L::HEAD_BYTES;
     ahead.round();
     add_part<L, R, 0>(buffer, b == 0, head, block, words, a.steps, scales, a.blocks);
     if (L::PARTS == 2) add_part<L, R, 1>(buffer, false, head, block, words, a.steps, scales, a.blocks);
@@ -338,7 +384,8 @@ void tile_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, float* b
 // memory faster than one. The same sums as of a panel alone.
 template <class L>
 void two_panels_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, float* buffer, Ahead second) {
-  const uint8_t *block[2] = {(const uint8_t*)panel, (const uint8_t*)second.at}, *head[2] = {block[0], block[1]};
+  const uint8_t *block[2] = {(const uint8_t*)panel, (const uint8_t*)second.at};
+  Head<L> head[2];
   const QuantScale* scales = a.scales;
   const uint32_t* words = a.words;
 #if defined(__AVX512VNNI__)
@@ -348,7 +395,7 @@ void two_panels_of_layout(const Left<QuantProduct>& a, const uint32_t* panel, fl
   for (int64_t b = 0; b < a.blocks; b++, words += BLOCK_STEPS, scales++) {
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
-      if (L::HEAD_BYTES > 0 && b % L::BLOCKS == 0) head[i] = block[i], block[i] += L::HEAD_BYTES;
+      if (L::HEAD_BYTES > 0 && b % L::BLOCKS == 0) head[i] = StoredHead<L>{block[i]}, block[i] += L::HEAD_BYTES;
 #if defined(__AVX512VNNI__)
       add_part<L, 1, 0>(total[i], head[i], block[i], words, a.steps, scales, a.blocks);
       if (L::PARTS == 2) add_part<L, 1, 1>(total[i], head[i], block[i], words, a.steps, scales, a.blocks);

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
 import signal
@@ -25,6 +24,8 @@ import urllib.request
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
+
+from benchmarks import page_cache
 
 WORDS = (
     "the of and to in is it you that he was for on are with as his they be at one have this from or".split()
@@ -59,7 +60,7 @@ def _morning(arguments: argparse.Namespace, flags: list[str], length: int, direc
         prompts = _prompts(length, server)
         cold = server.first_token(prompts[0])
         warm = server.first_token(prompts[1])
-    stored = _drop_page_cache(directory)
+    stored = page_cache.drop(directory.glob("*/*.kv"))
     # The first server has written both prompts: the next day's are others.
     served = [f"m={arguments.model}", f"o={arguments.other}"] if arguments.other else [arguments.model]
     result: dict[str, Any] = {"tokens": length, "cold_s": round(cold, 2), "memory_s": round(warm, 2)}
@@ -72,7 +73,7 @@ def _morning(arguments: argparse.Namespace, flags: list[str], length: int, direc
         if arguments.other:
             server.post("/models/unload", {"model": "m"})
             server.first_token(hello, "o")
-            _drop_page_cache(directory)
+            page_cache.drop(directory.glob("*/*.kv"))
             unloaded = server.first_token(prompts[3])
             result |= {"unloaded_s": round(unloaded, 2), "unloaded_ratio": round(unloaded / cold, 3)}
     return result
@@ -92,18 +93,6 @@ def _prompts(length: int, server: _Server) -> list[list[tuple[str, str]]]:
         "It is 4 May 2026. The directory is /mnt/fourth. Is it large?",
     ]
     return [[("system", system), ("user", end)] for end in ends]
-
-
-def _drop_page_cache(directory: Path) -> int:
-    """Take the cache's files out of the page cache; return their bytes."""
-    stored = 0
-    for path in directory.glob("*/*.kv"):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-        stored += path.stat().st_size
-    return stored
 
 
 class _Server:

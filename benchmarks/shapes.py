@@ -93,6 +93,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "eos_token_id": 65535,
     },
+    # Whose prompts of many ten thousand tokens end within minutes on two cores.
+    "qwen3-2-layers": _QWEN3
+    | {
+        "max_position_embeddings": 131072,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
     "qwen3-tiny": _QWEN3
     | {
         "hidden_size": 128,

@@ -19,6 +19,7 @@ TRAINED = "smollm2"
 """SmolLM2-135M-Instruct, most of it in Q4_1."""
 QUANTIZED = {
     "qwen3-0.6b-q4_k_m": ("qwen3-0.6b", "Q4_K_M"), "qwen3-0.6b-q4_0": ("qwen3-0.6b", "Q4_0"),
+    "qwen3-2-layers-q4_k_m": ("qwen3-2-layers", "Q4_K_M"),
     **{f"{shape}-q4_k_m": (shape, "Q4_K_M") for shape in ("qwen3.5-0.8b", "dense-0.8b", "lfm2-350m", "dense-350m")},
 }  # fmt: skip
 """Shapes, and what llama-quantize calls the mixture of types."""

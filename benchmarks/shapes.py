@@ -100,8 +100,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_size": 1024,
         "intermediate_size": 3072,
         "num_hidden_layers": 2,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
         "head_dim": 128,
     },
     "qwen3-tiny": _QWEN3

@@ -1,5 +1,5 @@
 """First tokens of a chat's first and second turn, and of the second turn after a restart of the server: Cohort with a prompt
-cache on disk, llama.cpp without one and with its slots saved.
+cache on disk, llama.cpp with its slots saved.
 
     python -m benchmarks.peers.saved_prompts [--tokens 16000,60000] [--model qwen3-2-layers-q4_k_m] [--turn 100]
 
@@ -63,10 +63,6 @@ def _measure(name: str, model: Path, length: int, turn: int, folder: Path) -> di
             result["save_s"] = _slot(url, "save")
     result["saved_bytes"] = page_cache.drop(path for path in saved.rglob("*") if path.is_file())
     third = [*first, *_tokens(rng, turn)]
-    if not ours:
-        with serving(side, model, log, room) as (url, _):
-            _first_token(url, _tokens(rng, 20))
-            result["restarted_without_s"] = _first_token(url, third)
     with serving(side, model, log, room) as (url, _):
         _first_token(url, _tokens(rng, 20))
         if not ours:

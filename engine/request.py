@@ -161,6 +161,7 @@ class EngineStats:
     waiting: int
     kv_blocks_used: int
     kv_blocks_total: int
+    """Those that sequences may use: fewer than the executor has while another model has their memory."""
     epoch: int
     steps: int
     preemptions: int

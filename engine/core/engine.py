@@ -27,6 +27,7 @@ from engine.core.health import Health
 from engine.core.inbox import Inbox
 from engine.core.intake import Intake
 from engine.core.journal import Journal
+from engine.core.kv_share import KvShare
 from engine.core.loop import EngineLoop
 from engine.core.lora import LoraAdapters, LoraUse
 from engine.core.parking import Parking
@@ -104,6 +105,7 @@ class EngineCore:
         )
         self._recovery: Recovery | None = None
         self._endings: Endings | None = None
+        self._share: KvShare | None = None
         self._loop: EngineLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._core_share = None if cores is None else cores.join()
@@ -159,6 +161,8 @@ class EngineCore:
         self._intake = Intake(
             admission, self._adapters, self._endings, self.observer, self.clock, self._loop.look_at
         )
+        is_copied_from = (lambda: False) if self._tier is None else self._tier.writer.is_writing
+        self._share = KvShare(self.executor, self._scheduler.kv, admission.max_model_len, is_copied_from)
         await self.executor.begin_epoch(self.journal.open_epoch())
         self._health.stage = Stage.READY
         self._task = asyncio.create_task(self._loop.run(), name="engine loop")
@@ -229,6 +233,26 @@ class EngineCore:
         self._parking.back.clear()
         self._parking.resume.set()
         await self._unless_failed(self._parking.back)
+
+    @property
+    def spare_kv_bytes(self) -> int:
+        """Bytes of KV that `give_kv` could give now, at most; 0 while there is no executor."""
+        return 0 if self._share is None or self.stage is not Stage.READY else self._share.spare_bytes
+
+    @property
+    def given_kv_bytes(self) -> int:
+        """Bytes of KV that sequences do without since `give_kv`."""
+        return 0 if self._share is None else self._share.given_bytes
+
+    async def give_kv(self, num_bytes: int) -> None:
+        """Do without KV memory that no sequence uses, after a step at most, until `take_kv`: see `KvShare`."""
+        if (share := self._share) is not None:
+            await self._inbox.ask(lambda: share.give(num_bytes) if self.stage is Stage.READY else None)
+
+    async def take_kv(self, num_bytes: int) -> None:
+        """Use at most so many bytes of KV memory again that were given."""
+        if (share := self._share) is not None:
+            await self._inbox.ask(lambda: share.take(num_bytes))
 
     async def _unless_failed(self, event: asyncio.Event) -> None:
         """Wait for an event. Raises Unavailable once the engine has failed."""
@@ -389,7 +413,7 @@ class EngineCore:
             running=len(scheduler.running) if scheduler else 0,
             waiting=self.num_waiting,
             kv_blocks_used=scheduler.kv.num_used if scheduler else 0,
-            kv_blocks_total=scheduler.kv.layout.num_blocks if scheduler else 0,
+            kv_blocks_total=scheduler.kv.num_available if scheduler else 0,
             epoch=self.journal.epoch,
             steps=counters.steps,
             preemptions=counters.preemptions,

@@ -35,6 +35,8 @@ class BlockPool:
         self._free: OrderedDict[int, bool] = OrderedDict()
         self._unused = list(range(num_blocks - 1, -1, -1))
         """Free blocks without memory: never used, or released. In descending order, so that the last is the lowest."""
+        self._withheld: list[int] = []
+        """Blocks without memory that are not free until they are restored, the last withheld last."""
         self._has_memory = bytearray(num_blocks)
         self.num_kept = 0
         """Number of free blocks with KV worth finding again."""
@@ -50,14 +52,29 @@ class BlockPool:
         return len(self._free) + len(self._unused)
 
     @property
+    def num_withheld(self) -> int:
+        """Blocks without memory that cannot be allocated until they are restored."""
+        return len(self._withheld)
+
+    @property
+    def num_available(self) -> int:
+        """All blocks but those that are withheld."""
+        return self.num_blocks - len(self._withheld)
+
+    @property
     def num_used(self) -> int:
         """Blocks held by at least one table."""
-        return self.num_blocks - self.num_free
+        return self.num_available - self.num_free
+
+    @property
+    def num_without_memory(self) -> int:
+        """Free blocks that were never used, or whose memory was released."""
+        return len(self._unused)
 
     @property
     def num_with_memory(self) -> int:
         """Blocks that have been allocated and whose memory has not been released since."""
-        return self.num_blocks - len(self._unused)
+        return self.num_available - len(self._unused)
 
     def num_references(self, block: int) -> int:
         """Tables that hold the block."""
@@ -146,6 +163,21 @@ class BlockPool:
             self._unused = sorted(self._unused + spare, reverse=True)
         return np.array(sorted(spare), np.int32)
 
+    def withhold(self, count: int) -> int:
+        """Keep at most `count` free blocks without memory, the highest ids, from being allocated. Returns their number."""
+        number = max(0, min(count, len(self._unused)))
+        self._withheld += self._unused[:number]
+        del self._unused[:number]
+        return number
+
+    def restore(self, count: int) -> int:
+        """Make at most `count` of the withheld blocks free again. Returns their number."""
+        number = max(0, min(count, len(self._withheld)))
+        begin = len(self._withheld) - number
+        self._unused = sorted(self._unused + self._withheld[begin:], reverse=True)
+        del self._withheld[begin:]
+        return number
+
     def _spare_spans(self, min_age: int) -> list[range]:
         """Spans with memory and without a block in use, the longest free first."""
         spans: list[tuple[int, int]] = []
@@ -187,9 +219,12 @@ class BlockPool:
             num_kept += keyed.count(True)
             num_unused += sum(unused)
             yield
-        if num_free != len(self._free) or num_unused != len(self._unused):
+        without = {*self._unused, *self._withheld}
+        if num_free != len(self._free) or num_unused != len(without):
             raise RuntimeError("a block is free that does not exist")
-        if any(self._has_memory[block] for block in self._unused):
+        if len(without) != len(self._unused) + len(self._withheld):
+            raise RuntimeError("a block is withheld and can be allocated")
+        if any(self._has_memory[block] for block in without):
             raise RuntimeError("a block counts as never used that has memory")
         if num_kept != self.num_kept:
             raise RuntimeError("blocks worth keeping are miscounted")

@@ -82,6 +82,11 @@ class KvCacheManager:
         return sum(group.pool.num_kept for group in self.groups)
 
     @property
+    def num_available(self) -> int:
+        """Number of blocks of all groups, but those that are withheld from sequences."""
+        return sum(group.pool.num_available for group in self.groups)
+
+    @property
     def num_used(self) -> int:
         """Number of blocks held by at least one table."""
         return sum(group.pool.num_used for group in self.groups)
@@ -94,7 +99,7 @@ class KvCacheManager:
     @property
     def usage(self) -> float:
         """Share of the blocks in use, 0 to 1, in the group where it is highest: the first that has no room."""
-        return max((group.pool.num_used / group.pool.num_blocks for group in self.groups), default=0.0)
+        return max((group.pool.num_used / group.pool.num_available for group in self.groups), default=0.0)
 
     @property
     def capacity_tokens(self) -> int:

@@ -51,6 +51,21 @@ class Runtime(Protocol):
     async def resume(self) -> None:
         """Bring the executor back. Raises EngineError or ExecutorError."""
 
+    @property
+    def spare_kv_bytes(self) -> int:
+        """Bytes of its KV share that it could do without now, at most."""
+
+    @property
+    def given_kv_bytes(self) -> int:
+        """Bytes of its KV share that it does without, until it ends or takes them again."""
+
+    async def give_kv(self, num_bytes: int) -> None:
+        """Do without so many bytes of KV that nothing uses, or what is spare. Returns when their memory is being freed. Raises
+        EngineError or ExecutorError."""
+
+    async def take_kv(self, num_bytes: int) -> None:
+        """Use at most so many bytes of KV again that were given. Raises as `give_kv`."""
+
     async def stop(self) -> None:
         """End everything; what still runs gets `Unavailable`. Raises nothing for an executor that is gone already."""
 
@@ -138,6 +153,16 @@ class ModelEntry:
     def name(self) -> str:
         """Its name for clients."""
         return self.spec.name
+
+    @property
+    def lent(self) -> int:
+        """Bytes of its KV share that it does without for other models: what its engine says, so that a count cannot differ."""
+        return 0 if self.runtime is None else self.runtime.given_kv_bytes
+
+    @property
+    def need(self) -> int:
+        """Bytes that it needs while it is loaded, less those that it does without."""
+        return self.spec.need - self.lent
 
     @property
     def is_ready(self) -> bool:

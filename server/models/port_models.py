@@ -81,7 +81,7 @@ class ModelRow:
     @property
     def need(self) -> int:
         """Bytes that it needs while it is loaded."""
-        return self.entry.spec.need
+        return self.entry.need
 
     @property
     def pinned(self) -> bool:

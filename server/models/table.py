@@ -6,8 +6,8 @@
 One task makes all transitions, one at a time: so a model is loaded once however many calls wait for it, and never two at once.
 Calls change nothing but leases and waiters, and wake the task.
 
-Room is made in this order: idle models, the least recently used first; then, once a call has waited `swap_after` seconds, models
-with running streams, which are parked. Pinned models keep their room.
+Room is made in this order: KV that loaded models do not use, if that is enough; idle models, the least recently used first; then,
+once a call has waited `swap_after` seconds, models with running streams, which are parked. Pinned models keep their room.
 
 Models come in the order of their oldest calls. While the first one waits for running streams, a model passes it that fits without
 parking anything. A model that has passed is parked for the first one without regard to its residency: so the first one waits as
@@ -240,6 +240,8 @@ class ModelTable:
                 break
             elif await self._bring_past(entry, queue[0]):
                 return True
+        if not queue and await self._return_lent():
+            return True
         return await self._unload_expired()
 
     async def _bring(self, entry: ModelEntry) -> bool:
@@ -267,15 +269,54 @@ class ModelTable:
 
     async def _place(self, entry: ModelEntry) -> bool:
         """Load the model if it fits, or unload an idle one if it fits beside the rest. False if neither is so."""
-        room = self.budget - sum(one.spec.need for one in self._others(entry) if one.status in RESIDENT)
-        if room >= entry.spec.need:
+        if self._room(entry) >= entry.need or await self._lend(entry):
             await self._load(entry)
             return True
         idle = [one for one in self._movable(entry) if self._is_idle(one)]
-        if room + sum(one.spec.need for one in idle) < entry.spec.need:
+        if self._room(entry) + sum(one.need for one in idle) < entry.need:
             return False
         await self._unload(min(idle, key=lambda one: one.last_used))
         return True
+
+    async def _lend(self, entry: ModelEntry) -> bool:
+        """Have loaded models give KV that they do not use to `entry`. False if that is not enough."""
+        lack = entry.need - self._room(entry)
+        spare = {
+            one.name: one.runtime.spare_kv_bytes for one in self._movable(entry) if one.runtime is not None
+        }
+        if sum(spare.values()) < lack:
+            return False
+        for one in sorted(self._movable(entry), key=lambda one: spare.get(one.name, 0), reverse=True):
+            if self._room(entry) >= entry.need or not spare.get(one.name):
+                break
+            await self._give(one, math.ceil(entry.need - self._room(entry)))
+        return self._room(entry) >= entry.need
+
+    async def _give(self, entry: ModelEntry, num_bytes: int) -> None:
+        """Have a loaded model do without KV."""
+        assert entry.runtime is not None
+        before = entry.lent
+        try:
+            await entry.runtime.give_kv(num_bytes)
+        except Exception as error:
+            log.warning(f"{entry.name} gives no KV back: {error or type(error).__name__}")
+        if given := entry.lent - before:
+            log.info(f"{entry.name} does without {given / 2**20:,.0f} MiB of KV: another model is loaded")
+
+    async def _return_lent(self) -> bool:
+        """Let a model that does without KV use it again, if there is room. False if there is none, or no such model."""
+        for entry in self.entries.values():
+            before = entry.lent
+            room = min(before, self._room())
+            if room <= 0 or not entry.is_ready or entry.runtime is None:
+                continue
+            try:
+                await entry.runtime.take_kv(int(room))
+            except Exception as error:
+                log.warning(f"{entry.name} does not take KV again: {error or type(error).__name__}")
+            if entry.lent != before:
+                return True
+        return False
 
     def _to_park(self, entry: ModelEntry) -> ModelEntry | None:
         """The model with running streams that gives way now: the one that has been there longest. None: not yet."""
@@ -392,6 +433,11 @@ class ModelTable:
         self._news.set()
 
     # -- facts ---------------------------------------------------------------------------------------------------------
+
+    def _room(self, beside: ModelEntry | None = None) -> float:
+        """Bytes that no loaded model needs; `beside` counts as not loaded."""
+        loaded = (one.need for one in self.entries.values() if one is not beside and one.status in RESIDENT)
+        return self.budget - sum(loaded)
 
     def _others(self, entry: ModelEntry) -> list[ModelEntry]:
         return [one for one in self.entries.values() if one is not entry]

@@ -28,6 +28,9 @@ log = structlog.get_logger("server")
 _STOP_TIMEOUT = 10.0
 """Time limit for an engine to stop its executor, in seconds; the executor's process also ends without its parent."""
 
+_STEP_TIMEOUT = 10.0
+"""Time limit for an engine to get between two steps, in seconds: one that hangs or recovers keeps its KV."""
+
 
 @dataclass(eq=False)
 class LoadedModel:
@@ -56,6 +59,26 @@ class LoadedModel:
     async def resume(self) -> None:
         """Bring the executor back. Raises Unavailable if that fails."""
         await self.core.resume()
+
+    @property
+    def spare_kv_bytes(self) -> int:
+        """Bytes of KV that it could do without now, at most."""
+        return self.core.spare_kv_bytes
+
+    @property
+    def given_kv_bytes(self) -> int:
+        """Bytes of KV that it does without now."""
+        return self.core.given_kv_bytes
+
+    async def give_kv(self, num_bytes: int) -> None:
+        """Do without KV. Raises ExecutorError, and TimeoutError if steps take too long."""
+        async with asyncio.timeout(_STEP_TIMEOUT):
+            await self.core.give_kv(num_bytes)
+
+    async def take_kv(self, num_bytes: int) -> None:
+        """Use KV again. Raises as `give_kv`."""
+        async with asyncio.timeout(_STEP_TIMEOUT):
+            await self.core.take_kv(num_bytes)
 
     async def stop(self) -> None:
         """End the engine and forget the text side."""

@@ -124,7 +124,7 @@ class Port:
         known_pace = KnownPace()
 
         async def load() -> Runtime:
-            limit = entry.spec.need if declared.settings.executor in OF_MODELS else None
+            limit = entry.need if declared.settings.executor in OF_MODELS else None
             return await load_model(declared, own, model.source, limit, cores, self.disk, known_pace)
 
         async def fetch() -> int:

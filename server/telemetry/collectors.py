@@ -191,7 +191,11 @@ class EngineCollector(Collector):
             "Free KV blocks that may be found again by their prefix; the others hold nothing.",
             stats.kv_blocks_cached,
         )
-        yield _gauge("cohort_kv_blocks", "KV blocks there are.", stats.kv_blocks_total)
+        yield _gauge(
+            "cohort_kv_blocks",
+            "KV blocks there are, without those whose memory another model has.",
+            stats.kv_blocks_total,
+        )
         yield _gauge(
             "cohort_state_slots_used",
             "Slots with the state of a running sequence, of models whose layers keep one.",

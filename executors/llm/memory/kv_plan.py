@@ -28,16 +28,19 @@ _LARGE_PAGE = 2 << 20
 def on_demand(device: torch.device, config: ExecutorConfig) -> bool:
     """Return whether KV takes memory at its first use and returns it when it is unused.
 
-    It does not if a flag or a container's limit sets the memory: a machine that is too small must then fail at the start and
-    not in the middle of a stream. It does not on a device, which allocates its memory at once.
+    It does not if a flag or a container's limit sets the memory of KV: a machine that is too small must then fail at the start
+    and not in the middle of a stream. Several models have a limit for all that an executor takes (`memory_limit_bytes`) instead,
+    of a budget within the container's limit, and KV gives back what another executor needs. It does not on a device, which
+    allocates its memory at once.
     """
     memory = config.memory
     if device.type != "cpu":
         return False
     if memory.kv_on_demand is not None:
         return memory.kv_on_demand
-    limited = memory.kv_cache_memory_bytes is not None or memory.memory_limit_bytes is not None
-    return not limited and not cgroup_memory()
+    return memory.kv_cache_memory_bytes is None and (
+        memory.memory_limit_bytes is not None or not cgroup_memory()
+    )
 
 
 def _blocks_per_span(spec: KvSpec, block_size: int) -> int:

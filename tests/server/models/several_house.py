@@ -38,6 +38,15 @@ class LoadedHouse:
     async def resume(self) -> None:
         raise AssertionError("nothing here is parked")
 
+    spare_kv_bytes: int = 0
+    given_kv_bytes: int = 0
+
+    async def give_kv(self, num_bytes: int) -> None:
+        raise AssertionError("nothing here is spare")
+
+    async def take_kv(self, num_bytes: int) -> None:
+        raise AssertionError("nothing here was given")
+
     async def stop(self) -> None:
         self.state.forget_model()
 

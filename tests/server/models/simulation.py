@@ -1,6 +1,6 @@
 """Schedules of calls, downloads, unloads, deaths, and loads that fail or hang over a `ModelTable` in virtual time, by a seed.
 
-A model's stream makes a token each 10 ms while its model is loaded, and none while it is parked. The simulation fails
+A model's stream goes on while its model is loaded, and stands still while it is parked. The simulation fails
 where memory is exceeded, a pinned model ends unasked, a model that loads is ended, a model is loaded before its files are here,
 or a call has no answer.
 """
@@ -8,6 +8,7 @@ or a call has no answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from dataclasses import dataclass, field
 
@@ -36,13 +37,18 @@ class Machine:
     loading: set[str] = field(default_factory=set)
     asked_to_end: set[str] = field(default_factory=set)
     failed: int = 0
+    lends: int = 0
+    """How often a model did without KV for another."""
     broken: list[str] = field(default_factory=list)
     """Rules that were broken: the table takes exceptions of its models for failures."""
 
-    def take(self, spec: ModelSpec) -> None:
+    def take(self, spec: ModelSpec, lent: int = 0) -> None:
         if spec.name in self.held:
             self.broken.append(f"{spec.name} was loaded twice")
-        self.held[spec.name] = spec.need
+        self.change(spec, spec.need - lent)
+
+    def change(self, spec: ModelSpec, need: int) -> None:
+        self.held[spec.name] = need
         if sum(self.held.values()) > BUDGET:
             self.broken.append(f"too much memory: {self.held}")
 
@@ -53,9 +59,9 @@ class Machine:
             self.broken.append(f"{spec.name} is pinned and was ended")
         self.held.pop(spec.name, None)
 
-    async def load(self, spec: ModelSpec) -> None:
+    async def load(self, spec: ModelSpec, lent: int = 0) -> None:
         self.loading.add(spec.name)
-        self.take(spec)
+        self.take(spec, lent)
         hangs = self.random.random() < self.fault_share / 4
         try:
             await asyncio.sleep(_HANG if hangs else self.random.uniform(0.0, 0.5))
@@ -80,7 +86,37 @@ class SimulatedModel:
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     streams: int = 0
     present: bool = True
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    stopped: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    given_kv_bytes: int = 0
+    """Of the KV that it does without."""
+
+    @property
+    def spare_kv_bytes(self) -> int:
+        """A model that needs more than one has one of it to spare, while it streams for half of the time."""
+        is_used = self.busy and self.machine.random.random() < 0.5
+        return 0 if is_used else min(1, self.spec.need - 1) - self.given_kv_bytes
+
+    async def give_kv(self, num_bytes: int) -> None:
+        await asyncio.sleep(self.machine.random.uniform(0.0, 0.02))
+        given = min(num_bytes, self.spare_kv_bytes)
+        if self.spec.pin:
+            self.machine.broken.append(f"{self.spec.name} is pinned and gave KV")
+        if self.failed.is_set():
+            raise Unavailable("the model has ended")
+        if given:
+            self.machine.lends += 1
+            self.given_kv_bytes += given
+            self.machine.change(self.spec, self.spec.need - self.given_kv_bytes)
+
+    async def take_kv(self, num_bytes: int) -> None:
+        await asyncio.sleep(self.machine.random.uniform(0.0, 0.02))
+        if self.failed.is_set():
+            raise Unavailable("the model has ended")
+        if num_bytes > self.given_kv_bytes:
+            self.machine.broken.append(f"{self.spec.name} takes KV that it has not given")
+        self.given_kv_bytes -= num_bytes
+        self.machine.change(self.spec, self.spec.need - self.given_kv_bytes)
 
     @property
     def busy(self) -> bool:
@@ -90,14 +126,17 @@ class SimulatedModel:
         await asyncio.sleep(self.machine.random.uniform(0.0, 0.02))
         self.present = False
         self.machine.give(self.spec)
+        self._tell_streams()
 
     async def resume(self) -> None:
-        await self.machine.load(self.spec)
+        await self.machine.load(self.spec, self.given_kv_bytes)
         self.present = True
+        self._tell_streams()
 
     async def stop(self) -> None:
         await asyncio.sleep(self.machine.random.uniform(0.0, 0.02))
-        self.stopped.set()
+        self.stopped = True
+        self._tell_streams()
         if self.present:
             if self.failed.is_set():
                 self.machine.held.pop(self.spec.name, None)
@@ -105,17 +144,26 @@ class SimulatedModel:
                 self.machine.give(self.spec)
 
     async def stream(self, tokens: int) -> None:
-        """Make tokens. Raises Unavailable if the model ends."""
+        """Go on for `tokens` times `TOKEN` seconds in which the model is loaded. Raises Unavailable if the model ends."""
         self.streams += 1
+        clock, left = asyncio.get_running_loop().time, tokens * TOKEN
         try:
-            while tokens:
-                await asyncio.sleep(TOKEN)
-                if self.stopped.is_set():
+            while left > TOKEN / 1000:  # below that it is rounding
+                began, goes_on = clock(), self.present and self.spec.name in self.machine.held
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left if goes_on else None):
+                        await self.changed.wait()
+                if self.stopped:
                     raise Unavailable("the model has ended")
-                if self.present and self.spec.name in self.machine.held:
-                    tokens -= 1
+                if goes_on:
+                    left -= clock() - began
         finally:
             self.streams -= 1
+
+    def _tell_streams(self) -> None:
+        """Wake the streams: the model was parked, has come back or has ended."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
 async def simulate(
@@ -150,7 +198,8 @@ async def simulate(
         raise Broken(machine.broken[0])
     if any(one.users or one.waiters for one in entries):
         raise Broken("a lease or a waiter is left")
-    return counts | {"loads": sum(one.num_loads for one in entries), "failed": machine.failed}
+    loads = sum(one.num_loads for one in entries)
+    return counts | {"loads": loads, "failed": machine.failed, "lends": machine.lends}
 
 
 def _entry(

@@ -36,7 +36,7 @@ def test_schedules_keep_the_rules() -> None:
             raise AssertionError(f"seed {seed}") from error
         for word, count in counts.items():
             total[word] = total.get(word, 0) + count
-    assert all(total[word] for word in ("answered", "refused", "left", "ended", "failed")), total
+    assert all(total[word] for word in ("answered", "refused", "left", "ended", "failed", "lends")), total
 
 
 def test_the_program_tells_how_many_held(
@@ -125,6 +125,24 @@ class ForgetsTheDownload(ModelTable):
         await self._load(entry)
 
 
+class ForgetsTheLoan(ModelTable):
+    """Loads a model beside others that could give KV, and does not ask for it."""
+
+    async def _lend(self, entry: ModelEntry) -> bool:
+        runtimes = [one.runtime for one in self._movable(entry) if one.runtime is not None]
+        return self._room(entry) + sum(one.spare_kv_bytes for one in runtimes) >= entry.need
+
+
+class TakesBackWithoutRoom(ModelTable):
+    """Lets models use KV again that others have now."""
+
+    async def _return_lent(self) -> bool:
+        for entry in self.entries.values():
+            if entry.lent and entry.is_ready and entry.runtime is not None:
+                await entry.runtime.take_kv(entry.lent)
+        return False
+
+
 class UnloadsWhatIsIdle(ModelTable):
     """Takes the room of an idle model although there is room."""
 
@@ -152,6 +170,8 @@ def test_a_table_that_evicts_a_chat_for_an_embedding_model_is_caught() -> None:
         ForgetsTheParked,
         ForgetsTheLimit,
         ForgetsTheDownload,
+        ForgetsTheLoan,
+        TakesBackWithoutRoom,
     ],
 )
 def test_a_table_that_breaks_a_rule_is_caught(mutant: type[ModelTable]) -> None:

@@ -26,6 +26,8 @@ class House:
     gates: dict[str, asyncio.Event] = field(default_factory=dict)
     faults: dict[str, list[Exception]] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)
+    spare: dict[str, int] = field(default_factory=dict)
+    """KV that a model could do without."""
 
     def note(self, word: str, name: str) -> None:
         self.log.append(f"{word} {name}")
@@ -54,10 +56,31 @@ class Running:
     name: str
     need: int
     failed: asyncio.Event = field(default_factory=asyncio.Event)
+    given_kv_bytes: int = 0
 
     @property
     def busy(self) -> bool:
         return self.name in self.house.busy
+
+    @property
+    def spare_kv_bytes(self) -> int:
+        return self.house.spare.get(self.name, 0)
+
+    async def give_kv(self, num_bytes: int) -> None:
+        await asyncio.sleep(0)
+        given = min(num_bytes, self.house.spare[self.name])
+        self.house.note(f"give {given}", self.name)
+        self.given_kv_bytes += given
+        self.house.spare[self.name] -= given
+        self.house.held[self.name] -= given
+
+    async def take_kv(self, num_bytes: int) -> None:
+        await asyncio.sleep(0)
+        self.house.note(f"take {num_bytes}", self.name)
+        self.given_kv_bytes -= num_bytes
+        self.house.spare[self.name] += num_bytes
+        self.house.held[self.name] += num_bytes
+        assert sum(self.house.held.values()) <= self.house.budget, self.house.held
 
     async def park(self) -> None:
         await asyncio.sleep(0)
@@ -506,3 +529,57 @@ async def test_a_load_that_takes_too_long_fails_its_calls_and_is_tried_again() -
         house.gates["slow"].set()
         await asyncio.sleep(0.06)
         (await table.acquire(slow)).release()
+
+
+async def test_unused_kv_makes_room_before_a_model_is_unloaded_and_comes_back() -> None:
+    house = House(10)
+    a, b, c = house.entry("a", need=6), house.entry("b", need=3), house.entry("c", need=3)
+    house.spare = {"a": 2, "b": 1}
+    async with table_of(house, a, b, c) as table:
+        await table.load(a)
+        lease = await table.acquire(b)
+        await table.load(c)
+        assert house.log == ["load a", "load b", "give 2 a", "load c"]
+        assert (a.need, b.need, c.need) == (4, 3, 3)
+        lease.release()
+        table.unload(c)
+        await turns()
+        assert house.log[4:] == ["stop c", "take 2 a"] and a.need == 6
+
+
+async def test_kv_that_is_not_enough_is_not_given() -> None:
+    """An idle model goes then, as it would without."""
+    house = House(10)
+    a, b, c = house.entry("a", need=6), house.entry("b", need=4), house.entry("c", need=5)
+    house.spare = {"a": 2, "b": 1}
+    async with table_of(house, a, b, c) as table:
+        await table.load(a)
+        await table.load(b)
+        await table.load(c)
+        assert house.log == ["load a", "load b", "stop a", "load c"]
+
+
+async def test_a_pinned_model_keeps_its_kv() -> None:
+    house = House(6)
+    a, b, c = house.entry("a", need=3, pin=True), house.entry("b", need=3), house.entry("c", need=2)
+    house.spare = {"a": 2}
+    async with table_of(house, a, b, c) as table:
+        await table.load(a)
+        await table.load(b)
+        await table.load(c)
+        assert house.log == ["load a", "load b", "stop b", "load c"]
+
+
+async def test_a_model_that_cannot_give_makes_no_call_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(4)
+    a, b = house.entry("a", need=3), house.entry("b", need=2)
+    house.spare = {"a": 1}
+
+    async def fails(self: Running, num_bytes: int) -> int:
+        raise TimeoutError
+
+    monkeypatch.setattr(Running, "give_kv", fails)
+    async with table_of(house, a, b) as table:
+        await table.load(a)
+        await table.load(b)
+        assert house.log == ["load a", "stop a", "load b"] and a.lent == 0

@@ -96,7 +96,10 @@ def test_a_block_that_does_not_exist_is_refused() -> None:
         ({}, [], "cpu", True),
         ({}, [(1 << 31, 0)], "cpu", False),
         ({"kv_cache_memory_bytes": 64 * MIB}, [], "cpu", False),
-        ({"memory_limit_bytes": 1 << 34}, [], "cpu", False),
+        # One of several models: its share is within the limit, and goes to another where it is unused.
+        ({"memory_limit_bytes": 1 << 34}, [], "cpu", True),
+        ({"memory_limit_bytes": 1 << 34}, [(1 << 35, 0)], "cpu", True),
+        ({"memory_limit_bytes": 1 << 34, "kv_cache_memory_bytes": 64 * MIB}, [], "cpu", False),
         # The second life of an executor that began on demand: the number of its blocks is fixed, no more.
         ({"kv_cache_memory_bytes": 64 * MIB, "kv_on_demand": True}, [], "cpu", True),
         ({"kv_on_demand": False}, [], "cpu", False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 
 import pytest
@@ -27,6 +27,7 @@ def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     be_silent()
 
 
+@pytest.mark.timeout(600)  # seconds of a machine that does other work, too
 def test_schedules_keep_the_rules() -> None:
     total: dict[str, int] = {}
     for seed in SEEDS:
@@ -37,6 +38,25 @@ def test_schedules_keep_the_rules() -> None:
         for word, count in counts.items():
             total[word] = total.get(word, 0) + count
     assert all(total[word] for word in ("answered", "refused", "left", "ended", "failed", "lends")), total
+
+
+class Alarm(BaseException):
+    """As pytest's time limit raises it from a signal."""
+
+
+class Interrupted(ModelTable):
+    """Its task is the one that runs when the time is over."""
+
+    async def _load(self, entry: ModelEntry) -> None:
+        raise Alarm
+
+
+@pytest.mark.parametrize("schedules", [simulate, simulate_pair])
+def test_a_time_limit_that_interrupts_the_tables_task_is_told_as_such(
+    schedules: Callable[[int, type[ModelTable]], Coroutine[None, None, dict[str, int]]],
+) -> None:
+    with pytest.raises(Alarm):
+        run(schedules(0, Interrupted))
 
 
 def test_the_program_tells_how_many_held(

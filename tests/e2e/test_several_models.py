@@ -226,18 +226,18 @@ def test_unused_kv_makes_room_for_another_model_and_comes_back(tmp_path: Path) -
     path = tmp_path / "several.yaml"
     path.write_text(json.dumps({"memory": "1380MiB", "models": {"a": entry, "b": entry}}))
     with ServerProcess(["--config", str(path)], tmp_path) as server:
-        prompts = [f"{PROMPT}, prompt {number}," for number in range(12)]
-        answers = [text_of(ask(server, "a", prompt, 300)) for prompt in prompts]
+        prompts = [f"{PROMPT}, prompt {number}," for number in range(6)]
+        answers = [text_of(ask(server, "a", prompt, 100)) for prompt in prompts]
         blocks = kv_blocks(server, "a")
         assert needs(server) == dict.fromkeys("ab", 700 << 20)
 
-        assert text_of(ask(server, "b", prompts[0], 300)) == answers[0]
+        assert text_of(ask(server, "b", prompts[0], 100)) == answers[0]
         assert states(server) == {"a": "loaded", "b": "loaded"}
         assert kv_blocks(server, "a") < blocks
         assert 0 <= (680 << 20) - needs(server)["a"] < 1 << 20 and needs(server)["b"] == 700 << 20
         assert "does without" in server.log()
-        with ThreadPoolExecutor(12) as pool:
-            assert list(pool.map(lambda one: text_of(ask(server, "a", one, 300)), prompts)) == answers
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(lambda one: text_of(ask(server, "a", one, 100)), prompts)) == answers
 
         assert server.post("/models/unload", {"model": "b"}).status_code == 200
         wait_for(server, "b", "unloaded")
@@ -246,7 +246,7 @@ def test_unused_kv_makes_room_for_another_model_and_comes_back(tmp_path: Path) -
             assert time.monotonic() < deadline, server.log()
             time.sleep(0.02)
         assert needs(server) == dict.fromkeys("ab", 700 << 20)
-        assert text_of(ask(server, "a", prompts[1], 300)) == answers[1]
+        assert text_of(ask(server, "a", prompts[1], 100)) == answers[1]
 
 
 def streamed(server: ServerProcess, model: str, text: str, tokens: int) -> str:

@@ -241,7 +241,7 @@ def test_unused_kv_makes_room_for_another_model_and_comes_back(tmp_path: Path) -
 
         assert server.post("/models/unload", {"model": "b"}).status_code == 200
         wait_for(server, "b", "unloaded")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while kv_blocks(server, "a") != blocks:
             assert time.monotonic() < deadline, server.log()
             time.sleep(0.02)

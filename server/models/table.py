@@ -300,8 +300,8 @@ class ModelTable:
             await entry.runtime.give_kv(num_bytes)
         except Exception as error:
             log.warning(f"{entry.name} gives no KV back: {error or type(error).__name__}")
-        if given := entry.lent - before:
-            log.info(f"{entry.name} does without {given / 2**20:,.0f} MiB of KV: another model is loaded")
+        if share := entry.lent - before:
+            log.info(f"{entry.name} does without {share / 2**20:,.0f} MiB of KV: another model is loaded")
 
     async def _return_lent(self) -> bool:
         """Let a model that does without KV use it again, if there is room. False if there is none, or no such model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 _PAGES: Mapping[str, str] = {
     "/console": "./",
@@ -18,18 +18,9 @@ _PAGES: Mapping[str, str] = {
 """Paths, and where they lead: relative to the request's address, for what a proxy calls this server is not known."""
 
 
-class PageRedirects:
-    """Middleware that answers these paths with a redirect."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Redirect, or pass the request on."""
-        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
-            target = _PAGES.get(scope["path"])
-            if target is not None:
-                headers = {"Location": target, "Cache-Control": "no-cache"}
-                await Response(status_code=307, headers=headers)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+def redirect_page(scope: Scope) -> Response | None:
+    """The redirect of a request for one of these paths, else None."""
+    target = _PAGES.get(scope["path"])
+    if target is None or scope["method"] not in ("GET", "HEAD"):
+        return None
+    return Response(status_code=307, headers={"Location": target, "Cache-Control": "no-cache"})

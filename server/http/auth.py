@@ -1,5 +1,4 @@
-"""Who may call which path. Pure ASGI: the check is made on `scope["path"]`, which is what routing uses, before anything reads the
-request.
+"""Who may call which path. The check is made on `scope["path"]`, which is what routing uses, before anything reads the request.
 
 Without keys every path is open. With keys every path needs one, except those of a short list below: a route added later is
 protected unless it is added to that list. Paths of the administrator need their own key in any case; without one they do not
@@ -10,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Scope
 
 from server.http.call import call_of
 from server.http.endpoints import without_slash
@@ -25,6 +25,7 @@ ADMIN = frozenset(
     {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/settings", "/v1/requests", "/v1/kill_executor"}
 )
 """Paths that require the admin key, and all paths below them, whatever other keys there are."""
+_BELOW_ADMIN = tuple(f"{one}/" for one in ADMIN)
 STEPS = "/v1/steps"
 """Shows the requests of all clients: where clients have keys, it requires the admin key."""
 
@@ -34,7 +35,7 @@ _CURE = "Give a valid API key: 'Authorization: Bearer KEY' or '{}: KEY'."
 
 
 class KeyAuth:
-    """Middleware that requires one of `api_keys` in a header that `_given_key` reads, one of `metrics_keys` for /metrics if
+    """Check that requires one of `api_keys` in a header that `_given_key` reads, one of `metrics_keys` for /metrics if
     there are any, and one of `admin_keys` for what changes or shows the server itself: without those, such paths are 404. A key
     of `admin_keys` opens what one of `api_keys` opens, too, under its own name and as a tenant of its own.
 
@@ -44,14 +45,12 @@ class KeyAuth:
 
     def __init__(
         self,
-        app: ASGIApp,
         api_keys: Keys | Iterable[str] = (),
         metrics_key: str | None = None,
         admin_keys: Keys | None = None,
         open_paths: Collection[str] = (),
     ) -> None:
         """`open_paths` need no key either: files of the console, which are the same on every server."""
-        self._app = app
         self._open_paths = frozenset(open_paths)
         self._api_keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
         self._metrics_keys = Keys(() if metrics_key is None else (metrics_key,), label="metrics")
@@ -59,30 +58,20 @@ class KeyAuth:
         self._client_keys = AnyOf(self._api_keys, self._admin_keys) if self._api_keys else self._api_keys
         """Those of clients' paths: empty, so that the paths are open, where clients need no key."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401; 404 for a path of the administrator on a server without an admin key."""
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})  # no route speaks it
-            return
-        if scope["type"] == "http":
-            steps = without_slash(scope["path"]) == STEPS and bool(self._api_keys)
-            admin = steps or is_admin(scope["path"])
-            hidden = admin and not self._admin_keys
-            if not self._may_pass(
-                scope, self._client_keys if hidden else self._keys_of(scope["path"], admin)
-            ):
-                cure = _CURE.format(form_of(scope).key_header or ANY_API)
-                response = http_error_response(401, cure, {"WWW-Authenticate": "Bearer"})
-                await response(scope, receive, send)
-                return
-            if hidden:
-                method = "GET" if scope["method"] == "HEAD" else scope["method"]
-                response = http_error_response(
-                    404, f"There is no {method} {scope['path'][:MAX_PATH_TOLD]} here."
-                )
-                await response(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope) -> Response | None:
+        """The answer 401 to a request without a right key; 404 for a path of the administrator on a server without an admin key;
+        None for a request that may pass."""
+        path = scope["path"]
+        plain = without_slash(path)
+        admin = _is_admin(plain) or (plain == STEPS and bool(self._api_keys))
+        hidden = admin and not self._admin_keys
+        if not self._may_pass(scope, self._client_keys if hidden else self._keys_of(path, admin)):
+            cure = _CURE.format(form_of(scope).key_header or ANY_API)
+            return http_error_response(401, cure, {"WWW-Authenticate": "Bearer"})
+        if hidden:
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            return http_error_response(404, f"There is no {method} {path[:MAX_PATH_TOLD]} here.")
+        return None
 
     def _keys_of(self, path: str, admin: bool) -> Keys | AnyOf | None:
         """The keys of a path, None if it needs none."""
@@ -104,8 +93,11 @@ class KeyAuth:
 
 def is_admin(path: str) -> bool:
     """True for the paths of the administrator and those below them."""
-    path = without_slash(path)
-    return path in ADMIN or any(path.startswith(f"{one}/") for one in ADMIN)
+    return _is_admin(without_slash(path))
+
+
+def _is_admin(path: str) -> bool:
+    return path in ADMIN or path.startswith(_BELOW_ADMIN)
 
 
 def _given_key(scope: Scope) -> bytes | None:

@@ -69,12 +69,24 @@ class Call:
     connection: weakref.ref[RequestResponseCycle] | None = None
     """Where the answer is written, for a stream that writes without a task; None where only ASGI's `send` leads there. Written by
     the protocol. Weak: it knows the request's scope, which knows the `Call`."""
+    hang_up: Callable[[], None] | None = None
+    """Ends the work of the call when its client is gone. Written by `while_connected`, called by the protocol at most once."""
     counted: bool = False
     """Whether the protocol has answered, and counted, a request whose body did not arrive. Written by the protocol."""
 
     def receive(self, body: bytes) -> None:
         """Record that the body is complete. Latency metrics and the deadline start here."""
         self.arrival_time, self.size = time.monotonic(), len(body)
+
+    def stay(self) -> None:
+        """Do nothing more when the client is gone."""
+        self.hang_up = None
+
+    def client_gone(self) -> None:
+        """End the work of the call, if there is any. Called by the protocol."""
+        if (hang_up := self.hang_up) is not None:
+            self.hang_up = None
+            hang_up()
 
     def hold(self, release: Callable[[], None]) -> None:
         """Hold something until the answer has been sent; `release` is called then."""

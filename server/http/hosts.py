@@ -11,7 +11,8 @@ import functools
 import re
 from collections.abc import Sequence
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Scope
 
 from server.http.errors import http_error_response
 from server.settings.host_names import ANY, is_address, is_loopback, plain_host
@@ -45,21 +46,18 @@ class Hosts:
 
 
 class HostCheck:
-    """Middleware that answers 403 to a request for another host. Requests without a Host header (HTTP/1.0) pass: health checkers
+    """Check that answers 403 to a request for another host. Requests without a Host header (HTTP/1.0) pass: health checkers
     send them, browsers do not."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
-        self._app = app
+    def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 403."""
-        if scope["type"] == "http":
-            for name, value in scope["headers"]:
-                if name == b"host" and not self._hosts.allow(host := value.decode("latin-1")):
-                    await http_error_response(403, _refusal(host))(scope, receive, send)
-                    return
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope) -> Response | None:
+        """The answer 403, or None."""
+        for name, value in scope["headers"]:
+            if name == b"host" and not self._hosts.allow(host := value.decode("latin-1")):
+                return http_error_response(403, _refusal(host))
+        return None
 
 
 def _refusal(host: str) -> str:

@@ -12,10 +12,9 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.http.auth import KEYLESS, METRICS
 from server.http.call import Call, Refusal, call_of
 from server.http.cors import Cors
-from server.http.endpoints import Answered, without_slash
+from server.http.endpoints import Answered
 from server.http.errors import http_error_response, internal_error_response
 from server.http.form import form_of
 from server.schemas.extras import MAX_TOLD
@@ -242,19 +241,3 @@ class BodyLimit:
     async def _refuse(self, status: int, message: str, scope: Scope, receive: Receive, send: Send) -> None:
         response = http_error_response(status, message, {"Connection": "close"})
         await response(scope, receive, send)
-
-
-class TrailingSlash:
-    """Treats `/v1/models/` as `/v1/models`, for every method. It runs after the check of keys, so it leaves alone paths that have
-    a key rule of their own: with the slash they are different paths to that check."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on. The log keeps the path as it was sent, which is `raw_path`."""
-        if scope["type"] == "http" and scope["path"].endswith("/"):
-            path = without_slash(scope["path"])
-            if path not in KEYLESS and path != METRICS:
-                scope["path"] = path
-        await self._app(scope, receive, send)

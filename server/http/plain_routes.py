@@ -12,12 +12,13 @@ from starlette.routing import BaseRoute, request_response
 
 def simplify(route: BaseRoute) -> BaseRoute:
     """Let a route call its handler directly, if the handler takes the request alone and returns a response. Returns the route."""
-    if isinstance(route, APIRoute) and _takes_request_alone(route):
+    if isinstance(route, APIRoute) and is_simple(route):
         route.app = request_response(route.endpoint)
     return route
 
 
-def _takes_request_alone(route: APIRoute) -> bool:
+def is_simple(route: APIRoute) -> bool:
+    """Whether the handler takes the request alone and returns a response."""
     needs = route.dependant
     others = (
         needs.path_params, needs.query_params, needs.header_params, needs.cookie_params, needs.body_params, needs.dependencies,

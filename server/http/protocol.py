@@ -154,8 +154,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._give_ahead(self._ahead)
         for cycle in (self._active, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+                _disconnect(cycle)
         self.pipeline.clear()
         super().connection_lost(exc)
 
@@ -449,8 +448,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._owed = answer
                 return
         else:
-            refused.disconnected = True  # its handler writes nothing more, and hears of the end
-            refused.message_event.set()
+            _disconnect(refused)  # its handler writes nothing more, and hears of the end
             if refused.response_started:
                 self.transport.close()
                 return
@@ -464,3 +462,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(_LINGER, self.transport.close)
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    """Tell what answers a request that its client is gone."""
+    cycle.disconnected = True
+    cycle.message_event.set()
+    call_of(cycle.scope).client_gone()

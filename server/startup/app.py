@@ -14,17 +14,19 @@ from server.apis.base.dialect import Dialect
 from server.console import routes as console
 from server.console.assets import assets
 from server.console.feed import StepFeed
-from server.console.redirects import PageRedirects
+from server.console.redirects import redirect_page
 from server.http.answer_counter import AnswerCounter
 from server.http.auth import KeyAuth
+from server.http.checks import Check, Checks, take_off_slash
 from server.http.cors import Cors
+from server.http.direct_routes import Application
 from server.http.endpoints import Answered, Endpoints, paths_of
 from server.http.errors import install_handlers
 from server.http.form import Forms
 from server.http.holds import ReleaseHolds
 from server.http.hosts import HostCheck, Hosts, hosts_of
 from server.http.keys import Keys
-from server.http.middleware import AnswerFailures, BodyLimit, RequestLogging, TrailingSlash, log_call
+from server.http.middleware import AnswerFailures, BodyLimit, RequestLogging, log_call
 from server.http.plain_routes import simplify
 from server.remote.workers import passed_on
 from server.settings.table import Settings
@@ -52,7 +54,7 @@ def create_app(
     404. `kill_button`: the admin may kill the executor. `counting`: makes what counts answers, if not the metrics of `state`.
     `inner`: it answers what API workers pass on, which have checked, counted and logged the request. `first`: routes that come
     before all others."""
-    app = FastAPI(
+    app = Application(
         title="Cohort",
         version=__version__,
         # The interactive pages load scripts from a CDN: no page of this server reaches out.
@@ -83,22 +85,16 @@ def create_app(
     # looked at.
     if state.models is not None:
         app.add_middleware(ReleaseHolds)
-    app.add_middleware(TrailingSlash)
     if not inner:
         app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    checks: list[Check] = [] if inner else [HostCheck(hosts or Hosts()), redirect_page]
     admin_keys = Keys((admin_key,), label="admin") if isinstance(admin_key, str) else admin_key
-    app.add_middleware(
-        KeyAuth,
-        api_keys=api_keys,
-        metrics_key=metrics_key,
-        admin_keys=admin_keys,
-        open_paths=[f"/console/{name}" for name in assets()],
-    )
+    files = [f"/console/{name}" for name in assets()]
+    checks += [KeyAuth(api_keys, metrics_key, admin_keys, files), take_off_slash]
+    app.add_middleware(Checks, checks=checks)
     if inner:
         app.add_middleware(AnswerFailures)
         return app
-    app.add_middleware(PageRedirects)
-    app.add_middleware(HostCheck, hosts=hosts or Hosts())
     app.add_middleware(RequestLogging, cors=cors, answered=answered)
     return app
 

@@ -52,7 +52,7 @@ async def _answer(request: Request, body: MessagesRequest) -> Response:
         marked = one.marked if model.prefixes.interval else ()
         return await prepare_chat(state, call, model, one.chat, variables, "msg_", marked)
 
-    prepared = await while_connected(request.receive, converted.prepared(prepare))
+    prepared = await while_connected(request.receive, converted.prepared(prepare), call)
     call.ignore(converted.names(name) or name for name in prepared.ignored)
     prepared, limited = _within_context(model, prepared, body.max_tokens)
     message_call = AnsweredCall(model, prepared, converted.names)
@@ -67,7 +67,7 @@ async def _answer(request: Request, body: MessagesRequest) -> Response:
         chunks = message_call.stream(encoder, writer=writer)
         return EventStream(chunks, form=_Form(encoder, call.request_id), writer=writer)
     whole = MessageWhole(answer, choice)
-    generation = await while_connected(request.receive, message_call.collect(whole))
+    generation = await while_connected(request.receive, message_call.collect(whole), call)
     return json_response(whole.body(generation))
 
 
@@ -82,7 +82,7 @@ async def count_tokens(request: Request) -> Response:
     async def prepare(one: MarkedChat) -> tuple[int, ...]:
         return (await chat_prompt_of(state, call, model, one.chat, variables)).ids
 
-    ids = await while_connected(request.receive, converted.prepared(prepare))
+    ids = await while_connected(request.receive, converted.prepared(prepare), call)
     count: TokenCount = {"input_tokens": len(ids)}
     return json_response(count)
 

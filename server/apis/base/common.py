@@ -105,7 +105,9 @@ async def find_model(
     if (models := models_of(request)) is not None:
         call = call_of(request.scope)
         deadline = None if deadline_ms is None else call.arrival_time + deadline_ms / 1000
-        row = await while_connected(request.receive, models.hold(name, call, keep=keep, deadline=deadline))
+        row = await while_connected(
+            request.receive, models.hold(name, call, keep=keep, deadline=deadline), call
+        )
         if call.story is not None:  # its metrics are the model's, whichever of its names was called
             call.story.model = row.name
         lora = row.lora_of(name)

@@ -37,7 +37,9 @@ async def _answer(request: Request, body: ChatRequest) -> Response:
     variables = template_variables(call, model, body)
     names = FIELD_NAMES.of_body(limit=body.output_limit_name)
     with named(names):
-        prepared = await while_connected(request.receive, prepare_chat(state, call, model, body, variables))
+        prepared = await while_connected(
+            request.receive, prepare_chat(state, call, model, body, variables), call
+        )
     call.ignore(prepared.ignored)
     chat_call = AnsweredCall(model, prepared, names)
     call.response_id = chat_call.id
@@ -48,5 +50,7 @@ async def _answer(request: Request, body: ChatRequest) -> Response:
         chunks = chat_call.stream(ChatStream(answer, chat_call.choices), DONE, writer=writer)
         return EventStream(chunks, *stream_form(request, state, chat_call.id), writer=writer)
     whole = ChatWhole(answer, chat_call.choices)
-    generation = await while_connected(request.receive, chat_call.collect(whole, body.prompt_logprobs or 0))
+    generation = await while_connected(
+        request.receive, chat_call.collect(whole, body.prompt_logprobs or 0), call
+    )
     return json_response(whole.body(generation))

@@ -51,12 +51,12 @@ async def _answer(request: Request, body: CompletionRequest) -> Response:
             request, body.model, generating=True, deadline_ms=body.deadline_ms, keep=body.ttl
         )
         work = _CompletionCall.prepare(state, call, model, name, body)
-        completion = await while_connected(request.receive, work)
+        completion = await while_connected(request.receive, work, call)
     call.response_id = completion.id
     if body.stream:
         writer = DirectWriter()
         return EventStream(completion.stream(writer), writer=writer)
-    return ChunkedJSON(await while_connected(request.receive, completion.collect()))
+    return ChunkedJSON(await while_connected(request.receive, completion.collect(), call))
 
 
 class _CompletionCall:

@@ -35,7 +35,9 @@ async def embeddings(request: Request) -> Response:
     body = await read(request, EmbeddingRequest)
     body.check()
     state, model, name = await find_model(request, body.model, deadline_ms=body.deadline_ms, keep=body.ttl)
-    return json_response(await while_connected(request.receive, _answer(state, call, model, name, body)))
+    return json_response(
+        await while_connected(request.receive, _answer(state, call, model, name, body), call)
+    )
 
 
 async def _answer(

@@ -104,7 +104,7 @@ async def _answer_generate(request: Request, body: OllamaGenerateRequest, loads:
         return _loaded(call, body, OllamaAnswer(body.model, call.arrival_time, as_text=True))
     if body.continues:
         call.ignore(without_effect(body))
-        prepared = await while_connected(request.receive, _prepared_text(state, call, model, body))
+        prepared = await while_connected(request.receive, _prepared_text(state, call, model, body), call)
     else:
         converted = await run_off_loop_if_large(
             call, state.threads, lambda: chat_of_prompt(body, state.unread_parts)
@@ -193,7 +193,7 @@ async def _prepared_chat(
     call.ignore([*converted.ignored, *unread])
     with named(converted.names):
         work = prepare_chat(state, call, model, converted.chat, variables, _PREFIX)
-        prepared = await while_connected(request.receive, work)
+        prepared = await while_connected(request.receive, work, call_of(request.scope))
     call.ignore(converted.names(name) or name for name in prepared.ignored)
     return prepared
 
@@ -233,7 +233,7 @@ async def _answered(
         return EventStream(lines, form=_Form(encoder), media_type=NDJSON, writer=writer)
     whole = OllamaWhole(answer, choice, bool(body.logprobs))
     answer.begin()
-    generation = await while_connected(request.receive, ollama_call.collect(whole))
+    generation = await while_connected(request.receive, ollama_call.collect(whole), call_of(request.scope))
     return json_response(whole.body(generation))
 
 
@@ -265,7 +265,7 @@ async def _vectors(
             await pauses.pause()
         return encoded, usage, started
 
-    return await while_connected(request.receive, work())
+    return await while_connected(request.receive, work(), call)
 
 
 async def _once_loaded(request: Request, body: OllamaGenerationFields, answer: Answering) -> Response:

@@ -117,7 +117,7 @@ async def _answer(request: Request, body: ResponsesRequest) -> Response:
         form, writer = _Form(encoder), DirectWriter()
         return EventStream(_stream(response_call, encoder, form, keeper, writer), form=form, writer=writer)
     whole = ResponseWhole(answer, choice)
-    generation = await while_connected(request.receive, response_call.collect(whole))
+    generation = await while_connected(request.receive, response_call.collect(whole), call)
     return json_response(await keeper.put(whole.body(generation)))
 
 
@@ -139,7 +139,7 @@ async def count_input_tokens(request: Request) -> Response:
     async def prompt(chat: ChatRequest) -> tuple[int, ...]:
         return (await chat_prompt_of(state, call, model, chat, variables)).ids
 
-    count = await while_connected(request.receive, conversion.num_tokens(prompt))
+    count = await while_connected(request.receive, conversion.num_tokens(prompt), call)
     answer: InputTokenCount = {"object": "response.input_tokens", "input_tokens": count}
     return json_response(answer)
 
@@ -158,7 +158,7 @@ async def _prepared(
     async def prepare(chat: ChatRequest) -> PreparedChat:
         return await prepare_chat(state, call, model, chat, variables, _PREFIX)
 
-    prepared = await while_connected(request.receive, conversion.prepared(prepare))
+    prepared = await while_connected(request.receive, conversion.prepared(prepare), call)
     call.ignore(conversion.names(name) or name for name in prepared.ignored)
     return prepared
 

@@ -90,7 +90,7 @@ async def _scored(
         call.response_id = context.request_id
         return prepared, *await _computed(model, prepared, pairs)
 
-    return name, *await while_connected(request.receive, work())
+    return name, *await while_connected(request.receive, work(), call)
 
 
 async def _computed(model: ServedModel, prepared: PreparedScores, pairs: Pairs) -> tuple[list[float], Usage]:

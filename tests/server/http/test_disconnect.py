@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from engine.text.generation import TextDelta
+from server.http.call import Call
 from server.http.disconnect import while_connected
 from server.http.errors import ClientDisconnected
+from tests.server.fakes import House, steps
+from tests.server.http import raw_http
 
 
 class Client:
@@ -139,3 +144,97 @@ async def test_a_connection_that_cannot_be_read_counts_as_gone() -> None:
 
     with pytest.raises(ClientDisconnected):
         await while_connected(receive, asyncio.sleep(60))
+
+
+def call_on(connection: Any) -> Call:
+    """A call of which a protocol tells when its client is gone."""
+    return Call(connection=cast(Any, lambda: connection))
+
+
+async def unread() -> Any:
+    raise AssertionError("the messages of a call with a protocol are not waited for")
+
+
+async def test_a_protocol_that_tells_of_the_disconnect_needs_no_other_task() -> None:
+    call = call_on(SimpleNamespace(disconnected=False))
+
+    async def work() -> int:
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    before = len(asyncio.all_tasks())
+    assert await while_connected(unread, work(), call) == before
+    call.client_gone()
+    await asyncio.sleep(0)
+    assert asyncio.current_task().cancelling() == 0, "work that has ended is not cancelled"
+
+
+async def test_what_the_protocol_tells_ends_the_work_and_not_its_task() -> None:
+    call, ended = call_on(SimpleNamespace(disconnected=False)), []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.01, call.client_gone)
+    loop.call_later(0.01, call.client_gone)  # a second time is no second cancellation
+    with pytest.raises(ClientDisconnected):
+        await while_connected(unread, work(), call)
+    await asyncio.sleep(0.02)
+    assert ended and asyncio.current_task().cancelling() == 0
+
+
+async def test_a_protocol_whose_client_is_gone_already_ends_the_work() -> None:
+    call = call_on(SimpleNamespace(disconnected=True))
+
+    async def at_once() -> str:
+        return "done"
+
+    assert await while_connected(unread, at_once(), call) == "done"
+    await asyncio.sleep(0)
+    assert asyncio.current_task().cancelling() == 0
+    with pytest.raises(ClientDisconnected):
+        await while_connected(unread, asyncio.sleep(60), call)
+
+
+async def test_a_call_whose_connection_is_no_more_is_watched_by_its_messages() -> None:
+    client = Client()
+    client.leave()
+    with pytest.raises(ClientDisconnected):
+        await while_connected(client.receive, asyncio.sleep(60), call_on(None))
+
+
+async def test_work_within_work_is_ended_too() -> None:
+    client, call = Client(), call_on(SimpleNamespace(disconnected=False))
+
+    def leave() -> None:
+        client.leave()
+        call.client_gone()
+
+    async def outer() -> None:
+        await while_connected(client.receive, asyncio.sleep(60), call)
+
+    asyncio.get_running_loop().call_later(0.01, leave)
+    with pytest.raises(ClientDisconnected):
+        await while_connected(unread, outer(), call)
+    await asyncio.sleep(0.01)
+    assert client.waiting == 0 and asyncio.current_task().cancelling() == 0
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+async def test_a_client_that_closes_its_connection_ends_its_generation(pipelined: bool) -> None:
+    """Over a socket: the first of one or two calls on a connection runs when the client goes."""
+    house = House()
+    house.engine.script = steps(TextDelta(0, "Hel", (1,)), asyncio.Event())
+    async with raw_http.serving(house) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(raw_http.post(raw_http.WHOLE, close=b"") * (1 + pipelined))
+        await asyncio.wait_for(house.engine.paused.wait(), 5)
+        assert len(house.engine.open) == 1 and not house.engine.aborted
+        writer.close()
+        await raw_http.until(lambda: bool(house.engine.aborted))
+        assert not house.engine.open

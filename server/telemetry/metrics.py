@@ -6,14 +6,11 @@ them, so that a hanging executor shows as old numbers and not as a hanging scrap
 
 from __future__ import annotations
 
-import bisect
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.gc_collector import GCCollector
@@ -34,6 +31,7 @@ from server.telemetry.collectors import (
     WorkerCollector,
     Workers,
 )
+from server.telemetry.plain_histogram import PlainHistogram
 from server.telemetry.stories.record import CallStory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -65,19 +63,18 @@ class Metrics(MetricsSink):
         self._compat = compat
         self.registry = CollectorRegistry(auto_describe=False)
         """Output tokens so far."""
-        self._ttft = Histogram(
-            "cohort_time_to_first_token_seconds",
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds",
             "Seconds from when a request's body is there to its first token.",
-            buckets=_TTFT_BUCKETS,
-            registry=self.registry,
+            _TTFT_BUCKETS,
         )
-        self._itl = _Intervals()
-        self.registry.register(self._itl)
-        self._e2e = Histogram(
-            "cohort_e2e_request_latency_seconds",
+        self._itl = self._histogram(
+            "inter_token_latency_seconds", "Seconds between two tokens of a sequence.", _ITL_BUCKETS
+        )
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds",
             "Seconds from when a request's body is there to its end.",
-            buckets=_E2E_BUCKETS,
-            registry=self.registry,
+            _E2E_BUCKETS,
         )
         self._tokens = _Tokens()
         self.registry.register(self._tokens)
@@ -126,7 +123,8 @@ class Metrics(MetricsSink):
             ["key", "kind"],
             registry=self.registry,
         )
-        self._keys: set[str] = set()
+        self._of_key: dict[str, tuple[Counter, Counter, Counter]] = {}
+        """Sequences, prompt and output tokens of each key: finding them by their labels takes longer than counting."""
         self._engine: EngineCollector | None = None
         self._loras: LoraCollector | None = None
         self.parts: dict[str, Metrics] = {}
@@ -139,7 +137,7 @@ class Metrics(MetricsSink):
     def _make_part_histograms(self) -> None:
         """Histograms of what a call's story tells: its parts' seconds, its tokens."""
         self._queue_time = self._histogram(
-            "queue_time_seconds",
+            "request_queue_time_seconds",
             "From when a request is queued to when it is admitted, or leaves.",
             _PART_BUCKETS,
         )
@@ -150,35 +148,38 @@ class Metrics(MetricsSink):
             registry=self.registry,
         )
         self._prefill_time = self._histogram(
-            "prefill_time_seconds", "From when a request is admitted to its first token.", _PART_BUCKETS
+            "request_prefill_time_seconds",
+            "From when a request is admitted to its first token.",
+            _PART_BUCKETS,
         )
         self._decode_time = self._histogram(
-            "decode_time_seconds", "From the first token of a request to its end.", _PART_BUCKETS
+            "request_decode_time_seconds", "From the first token of a request to its end.", _PART_BUCKETS
         )
         self._prompt_length = self._histogram(
-            "prompt_tokens", "Prompt tokens of a request that was admitted.", _TOKEN_BUCKETS
+            "request_prompt_tokens", "Prompt tokens of a request that was admitted.", _TOKEN_BUCKETS
         )
         self._output_length = self._histogram(
-            "output_tokens", "Output tokens of a request that was admitted.", _TOKEN_BUCKETS
+            "request_output_tokens", "Output tokens of a request that was admitted.", _TOKEN_BUCKETS
         )
 
     def _start_counters(self) -> None:
         """Make all known labels: a rate over a counter that appears at its first event misses that event."""
-        for outcome in ("stop", "length", "abort", "error"):
-            self._requests.labels(outcome)
+        outcomes = ("stop", "length", "abort", "error")
+        self._ended = {outcome: self._requests.labels(outcome) for outcome in outcomes}
         for code in ("overloaded", "deadline_exceeded"):
             self._refused.labels(code)
         for code in ("sequence_failed", "executor_died"):
             self._failed.labels(code)
-        for reason in WaitReason:
-            self._queue_causes.labels(reason.value)
+        self._queue_seconds = {reason: self._queue_causes.labels(reason.value) for reason in WaitReason}
         for cause in _RESTART_CAUSES:
             self._restarts.labels(cause)
         for outcome in ("kept", "damaged"):
             self._adopted.labels(outcome)
 
-    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"cohort_request_{name}", about, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> PlainHistogram:
+        made = PlainHistogram(f"cohort_{name}", about, buckets)
+        self.registry.register(made)
+        return made
 
     def tell(self, story: CallStory) -> None:
         """A call is over."""
@@ -191,7 +192,7 @@ class Metrics(MetricsSink):
             return
         self._queue_time.observe(queued)
         for reason, seconds in story.waited.items():
-            self._queue_causes.labels(reason.value).inc(seconds)
+            self._queue_seconds[reason].inc(seconds)
         if story.admitted is None:
             return
         self._prompt_length.observe(story.prompt_tokens)
@@ -286,7 +287,7 @@ class Metrics(MetricsSink):
 
     def finished(self, outcome: str, prompt_tokens: int, output_tokens: int, e2e: float) -> None:
         """See MetricsSink."""
-        self._requests.labels(outcome).inc()
+        self._ended[outcome].inc()
         self._tokens.prompt += prompt_tokens
         self._e2e.observe(e2e)
 
@@ -295,14 +296,14 @@ class Metrics(MetricsSink):
         self._count_key(key_name, prompt_tokens, output_tokens)
 
     def _count_key(self, name: str, prompt_tokens: int, output_tokens: int, requests: int = 1) -> None:
-        if name not in self._keys:
-            if len(self._keys) < _MOST_KEYS:
-                self._keys.add(name)
-            else:
+        counters = self._of_key.get(name)
+        if counters is None:
+            if len(self._of_key) >= _MOST_KEYS:
                 name = "other"
-        self._key_requests.labels(name).inc(requests)
-        self._key_tokens.labels(name, "prompt").inc(prompt_tokens)
-        self._key_tokens.labels(name, "output").inc(output_tokens)
+            tokens = (self._key_tokens.labels(name, kind) for kind in ("prompt", "output"))
+            counters = self._of_key[name] = (self._key_requests.labels(name), *tokens)
+        for counter, count in zip(counters, (requests, prompt_tokens, output_tokens), strict=True):
+            counter.inc(count)
 
     def refused(self, code: str) -> None:
         """See MetricsSink."""
@@ -343,30 +344,4 @@ class _Tokens(Collector):
         )
         family.add_metric(["prompt"], float(self.prompt))
         family.add_metric(["output"], float(self.output))
-        yield family
-
-
-class _Intervals(Collector):
-    """`cohort_inter_token_latency_seconds`. One writer: the event loop. prometheus_client's own histogram takes 1 us for each
-    token, which is as long as the rest of its way through the engine's delivery."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(_ITL_BUCKETS) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float, count: int) -> None:
-        """Count so many intervals of this length."""
-        self._counts[bisect.bisect_left(_ITL_BUCKETS, seconds)] += count
-        self._sum += seconds * count
-
-    def collect(self) -> Iterator[Metric]:
-        """The histogram."""
-        family = HistogramMetricFamily(
-            "cohort_inter_token_latency_seconds", "Seconds between two tokens of a sequence.", labels=[]
-        )
-        bounds = [*(str(float(bound)) for bound in _ITL_BUCKETS), "+Inf"]
-        below = itertools.accumulate(self._counts)
-        family.add_metric(
-            [], [(bound, float(count)) for bound, count in zip(bounds, below, strict=True)], self._sum
-        )
         yield family

@@ -8,7 +8,7 @@ import sys
 
 from cohort_server.standard_streams import open_standard_streams
 from server.system import first_lines
-from server.system.environment import drop_empty
+from server.system.environment import drop_empty, tokenize_in_one_thread
 
 
 def main() -> None:
@@ -24,6 +24,8 @@ def main() -> None:
     if sys.argv[1:2] == ["serve"]:
         first_lines.start(sys.argv[2:], os.environ)
     drop_empty(os.environ)
+    if serves:
+        tokenize_in_one_thread(os.environ)
 
     from cohort_server import command_line
 

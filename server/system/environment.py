@@ -23,6 +23,12 @@ def drop_empty(environ: MutableMapping[str, str]) -> None:
         del environ[name]
 
 
+def tokenize_in_one_thread(environ: MutableMapping[str, str]) -> None:
+    """Let tokenizers work in the thread that calls them, unless the user has chosen: a server tokenizes one text at a time, and
+    a pool of threads would only pass it on."""
+    environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
 def without_empty(environ: Mapping[str, str]) -> dict[str, str]:
     """A copy without such variables."""
     return {name: value for name, value in environ.items() if not is_unset(name, value)}

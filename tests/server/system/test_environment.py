@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from cohort_server import run
-from server.system.environment import drop_empty, without_empty
+from server.system.environment import drop_empty, tokenize_in_one_thread, without_empty
 
 
 def test_empty_variables_of_libraries_are_dropped() -> None:
@@ -95,3 +95,11 @@ def test_a_child_process_leaves_it_too(tmp_path: Path) -> None:
         [sys.executable, "-c", code, *child], capture_output=True, text=True, cwd=folder, timeout=30
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_users_choice_of_threads_for_tokenizers_stays() -> None:
+    chosen, unset = {"TOKENIZERS_PARALLELISM": "true"}, dict[str, str]()
+    for one in (chosen, unset):
+        tokenize_in_one_thread(one)
+    assert chosen == {"TOKENIZERS_PARALLELISM": "true"}
+    assert unset == {"TOKENIZERS_PARALLELISM": "false"}

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
@@ -41,6 +42,24 @@ class Application(FastAPI):
         return app
 
 
+class DirectRequest(Request):
+    """A request whose body is read without the generators of `stream`."""
+
+    async def body(self) -> bytes:
+        """See Starlette's Request. Raises ClientDisconnect."""
+        if not hasattr(self, "_body"):
+            pieces: list[bytes] = []
+            while not self._stream_consumed:
+                message = await self.receive()
+                if message["type"] == "http.disconnect":
+                    self._is_disconnected = True
+                    raise ClientDisconnect
+                pieces.append(message.get("body", b""))
+                self._stream_consumed = not message.get("more_body", False)
+            self._body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return self._body
+
+
 class DirectRoutes:
     """The innermost layer: calls a handler of its table, and answers what that raises; passes other requests on."""
 
@@ -56,7 +75,7 @@ class DirectRoutes:
         if handler is None:
             await self._app(scope, receive, send)
             return
-        request = Request(scope, receive, send)
+        request = DirectRequest(scope, receive, send)
         begun = False
 
         async def send_noting(message: Message) -> None:
@@ -101,6 +120,5 @@ def _is_direct(route: APIRoute) -> bool:
 
 
 def _is_plain(scope: Scope) -> bool:
-    """Whether the path is the whole path of a route. It is not below another application's, which FastAPI itself takes off, and
-    FastAPI's own telemetry wants to hear of the route."""
-    return scope["type"] == "http" and not scope.get("root_path") and "fastapi.telemetry" not in scope
+    """Whether the path is the whole path of a route. It is not below another application's, which FastAPI itself takes off."""
+    return scope["type"] == "http" and not scope.get("root_path")

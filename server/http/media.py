@@ -21,6 +21,9 @@ from server.http.cors import Cors
 from server.http.form import form_of
 
 _JSON = re.compile(r"application/(?:[a-z0-9!#$&^_.+-]+\+)?json")
+_OF_MEDIA = (b"content-type", b"content-encoding")
+_USUAL = (b"content-type", b"application/json")
+"""The headers of media that nearly every request has, and no others."""
 _MAX_TOLD = 100
 """Number of characters of a header that the answer repeats."""
 
@@ -31,6 +34,9 @@ def check_media(scope: Scope, cors: Cors) -> None:
 
     A request without a body needs no Content-Type; it is refused later, for the missing body.
     """
+    given = [one for one in scope["headers"] if one[0] in _OF_MEDIA]
+    if len(given) == 1 and given[0] == _USUAL:
+        return
     headers = Headers(scope=scope)
     for coding in _listed(headers, "content-encoding"):
         if coding.lower() != "identity":

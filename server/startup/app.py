@@ -62,6 +62,8 @@ def create_app(
         redoc_url=None,
         # A redirect would turn a POST into a GET in some clients.
         redirect_slashes=False,
+        # It would look for providers at each request. Spans of calls are made of their stories (server/telemetry/traces.py).
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.server = state
     app.state.cors = cors = cors or Cors()

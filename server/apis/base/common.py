@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from fastapi import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from engine.errors import InvalidRequest
 from engine.text.generation import Generation, TextRequest
@@ -32,6 +33,7 @@ GRAMMAR = "grammar"
 """The engine's name of a field that has other names in bodies."""
 READ = ["GET", "HEAD"]
 """Methods of a read-only route. FastAPI does not add HEAD to a GET, and load balancers probe with HEAD."""
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 """W3C Trace Context: version, trace id, parent id, flags."""
 _DIGITS = 10
@@ -46,7 +48,11 @@ def state_of(request: Request) -> ServerState:
 
 def models_of(request: Request) -> ModelsLike | None:
     """The models that the client may know, of several; None where one is served."""
-    models, limit = state_of(request).models, call_of(request.scope).models
+    return _known_models(state_of(request), call_of(request.scope))
+
+
+def _known_models(state: ServerState, call: Call) -> ModelsLike | None:
+    models, limit = state.models, call.models
     return models if models is None or limit is None else models.only(limit)
 
 
@@ -56,9 +62,11 @@ async def read(request: Request, model: type[Model]) -> Model:
     an effect, and HTTPException for a body that is not JSON."""
     check_media(request.scope, request.app.state.cors)
     body = await request.body()
-    call = call_of(request.scope)
+    state, call = state_of(request), call_of(request.scope)
     call.receive(body)
-    call.story = story = _begin_story(request, call) if issubclass(model, RequestFields) else None
+    call.story = story = (
+        _begin_story(state, request.scope, call) if issubclass(model, RequestFields) else None
+    )
     if len(body) <= INLINE_BODY_BYTES:
         parsed, call.ignored = _parse(model, body)
     else:
@@ -66,26 +74,30 @@ async def read(request: Request, model: type[Model]) -> Model:
             # It would go through millions of new objects again and again and find nothing: that is most of the time, and the
             # parser holds up every other thread meanwhile.
             parsed, call.ignored = await run_off_loop_if_large(
-                call, state_of(request).threads, lambda: _parse_large(model, body)
+                call, state.threads, lambda: _parse_large(model, body)
             )
     if story is not None and isinstance(parsed, RequestFields):
-        models = models_of(request)
-        first = state_of(request).names[0] if models is None or not models.rows() else models.rows()[0].name
-        story.model = parsed.model or first
+        story.model = parsed.model or _first_name(state, call)
         story.stream = bool(getattr(parsed, "stream", False))
     return parsed
 
 
-def _begin_story(request: Request, call: Call) -> CallStory:
+def _first_name(state: ServerState, call: Call) -> str:
+    """The name of the model that a call without one means."""
+    models = _known_models(state, call)
+    rows = None if models is None else models.rows()
+    return rows[0].name if rows else state.names[0]
+
+
+def _begin_story(state: ServerState, scope: Scope, call: Call) -> CallStory:
     """The story of a call whose body is there."""
-    scope = request.scope
-    story = state_of(request).stories.begin(
+    story = state.stories.begin(
         call.arrival_time, call.request_id, scope["path"], call.key_name, client_request_id(scope)
     )
-    for name in (b"traceparent", b"tracestate"):
-        if values := [value for key, value in scope["headers"] if key == name]:
-            story.trace_headers[name.decode()] = values[0].decode("latin-1")
-    if (match := _TRACEPARENT.fullmatch(story.trace_headers.get("traceparent", ""))) is not None:
+    headers = [one for one in scope["headers"] if one[0] in _TRACE_HEADERS]
+    for name, value in headers:
+        story.trace_headers.setdefault(name.decode(), value.decode("latin-1"))
+    if headers and (match := _TRACEPARENT.fullmatch(story.trace_headers.get("traceparent", ""))) is not None:
         story.trace_id = match[1]
     return story
 
@@ -101,9 +113,8 @@ async def find_model(
     """The state of the model that a request names, the model, and the name to answer with. Where several models are served, the
     call waits until its model is loaded, at most `deadline_ms` milliseconds, and holds it until its answer has been sent; without
     a call for `keep` seconds the model is unloaded. Raises EngineError, and ClientDisconnected."""
-    state = state_of(request)
-    if (models := models_of(request)) is not None:
-        call = call_of(request.scope)
+    state, call = state_of(request), call_of(request.scope)
+    if (models := _known_models(state, call)) is not None:
         deadline = None if deadline_ms is None else call.arrival_time + deadline_ms / 1000
         row = await while_connected(
             request.receive, models.hold(name, call, keep=keep, deadline=deadline), call
@@ -114,7 +125,7 @@ async def find_model(
         model, _ = await row.state.find(lora, generating=generating)
         return row.state, model if lora is not None else row.served(name, model), name or row.name
     if keep is not None:
-        call_of(request.scope).ignore(["ttl"])
+        call.ignore(["ttl"])
     model, name = await state.find(name, generating=generating)
     return state, model, name
 

@@ -66,6 +66,7 @@ class Tokenizer:
         self.decoder = StreamDecoder(raw, cleanup)
         self.byte_level = self.decoder.byte_level
         self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
+        self._in_one_thread = os.environ.get(_PARALLELISM, "on").lower() in _OFF
         self.whole_texts: dict[int, str] = {}
         """Texts of ordinary tokens that are whole characters, as far as detokenizers of a byte-level vocabulary met them."""
 
@@ -112,7 +113,7 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; special tokens written in the text are recognised."""
         ids: list[int]
-        if os.environ.get(_PARALLELISM, "on").lower() in _OFF:
+        if self._in_one_thread:
             # Without offsets and the tokens' texts: a sixth less. It would wake the library's own threads for one text.
             ids = self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         else:

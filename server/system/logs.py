@@ -11,6 +11,7 @@ from typing import Any, Literal, TextIO, cast
 import structlog
 
 from server.system import log_lines, log_output
+from server.system.plain_lines import PlainLines
 
 Format = Literal["pretty", "json"]
 
@@ -79,13 +80,11 @@ def _renderers(form: Format, colors: bool | None) -> list[Any]:
     prompts and keys."""
     if form == "json":
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
-    return [
-        structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty() if colors is None else colors,
-            exception_formatter=structlog.dev.plain_traceback,
-            pad_event_to=0,
-        )
-    ]
+    colors = sys.stderr.isatty() if colors is None else colors
+    console = structlog.dev.ConsoleRenderer(
+        colors=colors, exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+    )
+    return [console if colors else PlainLines(console)]
 
 
 def _json(fields: dict[str, Any], **_: Any) -> str:

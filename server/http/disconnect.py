@@ -66,13 +66,17 @@ def _watch_call(call: Call | None, hang_up: Callable[[], None]) -> Callable[[], 
 def _watch_messages(receive: Receive, hang_up: Callable[[], None]) -> Callable[[], None]:
     """Call `hang_up` at the message of a disconnect, for which a task waits. Returns what ends that."""
 
+    watching = True
+
     def end(watcher: asyncio.Task[None]) -> None:
         if not watcher.cancelled():
             watcher.exception()  # read, or it would be reported as never retrieved
-            hang_up()
+            if watching:
+                hang_up()
 
     def stop_watching() -> None:
-        watcher.remove_done_callback(end)
+        nonlocal watching
+        watching = False  # `end` may be about to run, if the client goes in the turn in which the work ends
         watcher.cancel()
 
     watcher = asyncio.create_task(disconnected(receive))

@@ -96,6 +96,23 @@ async def test_work_that_ends_though_it_is_cancelled_gives_its_result() -> None:
     assert asyncio.current_task().cancelling() == 0
 
 
+async def test_a_client_that_goes_in_the_turn_in_which_the_work_ends_cancels_nothing_more() -> None:
+    client, done = Client(), asyncio.Event()
+
+    def leave() -> None:
+        client.leave()
+        done.set()
+
+    async def work() -> str:
+        await done.wait()
+        return "done"
+
+    asyncio.get_running_loop().call_later(0.01, leave)
+    assert await while_connected(client.receive, work()) == "done"
+    await asyncio.sleep(0.01)
+    assert asyncio.current_task().cancelling() == 0
+
+
 async def test_cancelling_the_call_is_no_disconnect() -> None:
     client, ended = Client(), asyncio.Event()
 

@@ -76,11 +76,11 @@ class DirectRoutes:
             await self._app(scope, receive, send)
             return
         request = DirectRequest(scope, receive, send)
-        begun = False
+        response_started = False
 
         async def send_noting(message: Message) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal response_started
+            response_started = True
             await send(message)
 
         try:
@@ -91,7 +91,7 @@ class DirectRoutes:
             )
             if answering is None:
                 raise
-            if begun:
+            if response_started:
                 raise RuntimeError(
                     "an exception that would be answered came after the answer's head"
                 ) from error
@@ -107,7 +107,7 @@ def direct_handlers(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], Handle
     earlier: list[BaseRoute] = []
     for route in routes:
         if isinstance(route, APIRoute) and _is_direct(route):
-            for method in route.methods:
+            for method in route.methods or ():
                 scope = {"type": "http", "method": method, "path": route.path, "root_path": ""}
                 if not any(one.matches(scope)[0] is Match.FULL for one in earlier):
                     table[method, route.path] = route.endpoint

@@ -34,8 +34,8 @@ def check_media(scope: Scope, cors: Cors) -> None:
 
     A request without a body needs no Content-Type; it is refused later, for the missing body.
     """
-    given = [one for one in scope["headers"] if one[0] in _OF_MEDIA]
-    if len(given) == 1 and given[0] == _USUAL:
+    media = [one for one in scope["headers"] if one[0] in _OF_MEDIA]
+    if media == [_USUAL]:
         return
     headers = Headers(scope=scope)
     for coding in _listed(headers, "content-encoding"):

@@ -177,9 +177,9 @@ class Metrics(MetricsSink):
             self._adopted.labels(outcome)
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> PlainHistogram:
-        made = PlainHistogram(f"cohort_{name}", about, buckets)
-        self.registry.register(made)
-        return made
+        histogram = PlainHistogram(f"cohort_{name}", about, buckets)
+        self.registry.register(histogram)
+        return histogram
 
     def tell(self, story: CallStory) -> None:
         """A call is over."""
@@ -296,13 +296,12 @@ class Metrics(MetricsSink):
         self._count_key(key_name, prompt_tokens, output_tokens)
 
     def _count_key(self, name: str, prompt_tokens: int, output_tokens: int, requests: int = 1) -> None:
-        counters = self._of_key.get(name)
-        if counters is None:
+        if name not in self._of_key:
             if len(self._of_key) >= _MOST_KEYS:
                 name = "other"
-            tokens = (self._key_tokens.labels(name, kind) for kind in ("prompt", "output"))
-            counters = self._of_key[name] = (self._key_requests.labels(name), *tokens)
-        for counter, count in zip(counters, (requests, prompt_tokens, output_tokens), strict=True):
+            prompt, output = (self._key_tokens.labels(name, kind) for kind in ("prompt", "output"))
+            self._of_key[name] = self._key_requests.labels(name), prompt, output
+        for counter, count in zip(self._of_key[name], (requests, prompt_tokens, output_tokens), strict=True):
             counter.inc(count)
 
     def refused(self, code: str) -> None:

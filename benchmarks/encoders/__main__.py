@@ -2,6 +2,7 @@
 
     python -m benchmarks.encoders MODEL                       MODEL: a folder with a BERT that takes the mean of a text
     python -m benchmarks.encoders MODEL --rounds 1 --seconds 10 --peers openvino
+    python -m benchmarks.encoders MODEL --texts 64 --peers openvino --form weights_int8 --batches 4,8    on a slow machine
 
 In each round Cohort is started, and 64 clients send texts of 10 to 400 tokens, one a call, with another client beside them that
 sends a short one now and then; then one call has 64 texts of 20 tokens. Then each peer computes the same texts, with tokenizing,
@@ -46,6 +47,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--batches", default="1,4,8,16,32", help="of peers")
+    parser.add_argument("--form", default="", help="of peers: only forms with this in their names")
     parser.add_argument("--flags", default="--quantization int8", help="of cohort serve")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -67,7 +70,7 @@ def main() -> None:
             figures = {"cohort": _served(asked, own, given)}
             print(f"round {number + 1}: {json.dumps(figures['cohort'])}", flush=True)
             for peer in peers:
-                figures[peer] = _in_process(python, peer, asked.model, folder, own)
+                figures[peer] = _in_process(python, peer, asked, folder, own)
                 print(f"round {number + 1}: {peer}: {json.dumps(_best(figures[peer]))}", flush=True)
             rounds.append(figures)
     report = {
@@ -131,10 +134,16 @@ def _load(url: str, own: Path, seconds: float, *flags: str) -> dict[str, Any]:
     return report
 
 
-def _in_process(python: Path, peer: str, model: Path, folder: Path, own: Path) -> list[dict[str, Any]]:
+def _in_process(
+    python: Path, peer: str, asked: argparse.Namespace, folder: Path, own: Path
+) -> list[dict[str, Any]]:
     files = [str(own / "texts.json"), str(own / "reference.npy")]
-    lines = _run([str(python), "-m", "benchmarks.encoders.peers", peer, str(model), str(folder), *files])
-    return [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+    command = [str(python), "-m", "benchmarks.encoders.peers", peer, str(asked.model), str(folder), *files]
+    lines = _run([*command, asked.batches, asked.form])
+    figures = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+    if not figures:
+        raise SystemExit(f"benchmarks.encoders: {peer} has no form with {asked.form!r} in its name")
+    return figures
 
 
 def _run(command: list[str]) -> str:

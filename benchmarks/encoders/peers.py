@@ -1,6 +1,8 @@
 """Texts a second of a library within one process, with each batch size: texts come in, vectors of length 1 go out.
 
-    python -m benchmarks.encoders.peers LIBRARY MODEL FOLDER TEXTS.json REFERENCE.npy     LIBRARY: torch, onnxruntime or openvino
+    python -m benchmarks.encoders.peers LIBRARY MODEL FOLDER TEXTS.json REFERENCE.npy BATCHES [FORM]
+
+LIBRARY: torch, onnxruntime or openvino; BATCHES: sizes, with commas between; FORM: only forms with this in their names.
 
 All texts are there at once, so they are sorted by length: a batch is padded to its longest. Prints a line of JSON for each form
 of the model and batch size: texts a second, the best of two runs behind one that is not counted, and the lowest cosine with
@@ -21,7 +23,6 @@ import numpy as np
 
 from benchmarks.encoders.texts import tokenizer
 
-BATCHES = (1, 4, 8, 16, 32)
 Take = Callable[[list[int], dict[str, np.ndarray]], None]
 """Takes a batch: the numbers of its texts, and int64 [b, L] of each input."""
 
@@ -29,8 +30,12 @@ Take = Callable[[list[int], dict[str, np.ndarray]], None]
 class Bench:
     """The texts, and what a library makes of them."""
 
-    def __init__(self, model: Path, texts: list[str], reference: np.ndarray) -> None:
+    def __init__(
+        self, model: Path, texts: list[str], reference: np.ndarray, batches: list[int], form: str = ""
+    ) -> None:
+        """`batches`: sizes that are tried. `form`: what the names of forms must have in them to be measured."""
         self._tokenizer, self._texts, self._reference = tokenizer(model), texts, reference
+        self._sizes, self._form = batches, form
         self._vectors = np.zeros_like(reference)
 
     def keep(self, numbers: list[int], hidden: np.ndarray, mask: np.ndarray) -> None:
@@ -56,7 +61,7 @@ class Bench:
 
     def measure(self, form: str, take: Take, end: Callable[[], None]) -> None:
         """Print a line for each batch size. `end`: waits for what `take` has begun."""
-        for size in BATCHES:
+        for size in self._sizes if self._form in form else ():
             best = float("inf")
             for number in range(3):
                 began = time.perf_counter()
@@ -136,7 +141,7 @@ LIBRARIES = {"torch": with_torch, "onnxruntime": with_onnxruntime, "openvino": w
 
 
 if __name__ == "__main__":
-    library, model, folder, texts, reference = sys.argv[1:]
-    LIBRARIES[library](
-        Bench(Path(model), json.loads(Path(texts).read_text()), np.load(reference)), Path(model), Path(folder)
-    )
+    library, model, folder, texts, reference, batches, *form = sys.argv[1:]
+    sizes = [int(size) for size in batches.split(",")]
+    bench = Bench(Path(model), json.loads(Path(texts).read_text()), np.load(reference), sizes, *form)
+    LIBRARIES[library](bench, Path(model), Path(folder))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import msgspec
@@ -36,7 +37,13 @@ def nanoseconds(seconds: float) -> int:
 def written_time(seconds: float) -> str:
     """A time in Unix seconds as Ollama writes it: RFC 3339 in UTC."""
     whole, rest = divmod(int(seconds * 1_000_000), 1_000_000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{rest:06d}Z"
+    return f"{_written_second(whole)}.{rest:06d}Z"
+
+
+@lru_cache(maxsize=2)
+def _written_second(seconds: int) -> str:
+    """The time up to its seconds. Kept, because hundreds of streams write it in each step."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 @dataclass(slots=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ExecutorFailed, ReaderTooSlow
-from engine.mailbox import Mailbox
+from engine.mailbox import Direct, Flush, Mailbox
 from engine.request import FinishReason, TokenDelta
 from engine.unread_tokens import PendingTokens, num_entries
 from executors.contract import SampledToken
@@ -204,3 +205,54 @@ async def test_a_woken_reader_takes_nothing_and_what_follows_is_held() -> None:
     await asyncio.wait([reader])
     assert len(direct) == 2, "a cancelled reader takes nothing"
     assert (await box.take())[0].tokens == [SampledToken(4)]
+
+
+async def test_all_is_handed_over_before_it_is_flushed_each_once_a_turn() -> None:
+    told = list[str]()
+
+    def take(name: str) -> tuple[Direct, Flush]:
+        def direct(key: int, delta: TokenDelta) -> bool:
+            told.append(f"{name}{key}")
+            return True
+
+        return direct, lambda: told.append(f"flush {name}")
+
+    boxes = {name: Mailbox() for name in "ab"}
+    readers = [asyncio.create_task(box.take(*take(name))) for name, box in boxes.items()]
+    await asyncio.sleep(0)
+    for turn in range(2):
+        for key in range(2):
+            for box in boxes.values():
+                box.put(key, TokenDelta([SampledToken(turn)]))
+        await asyncio.sleep(0)
+        assert told == ["a0", "a1", "b0", "b1", "flush a", "flush b"]
+        told.clear()
+    for reader in readers:
+        reader.cancel()
+    boxes["a"].put(0, TokenDelta([SampledToken(3)]))
+    await asyncio.wait(readers)
+    assert told == [], "no reader waits"
+
+
+async def test_a_flush_that_fails_takes_nothing_from_the_others() -> None:
+    flushed, seen = list[int](), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    boxes = [Mailbox() for _ in range(3)]
+    flushes: list[Flush] = [lambda: flushed.append(0), broken, lambda: flushed.append(2)]
+    readers = [
+        asyncio.create_task(box.take(lambda *_: True, flush))
+        for box, flush in zip(boxes, flushes, strict=True)
+    ]
+    await asyncio.sleep(0)
+    for box in boxes:
+        box.put(0, TokenDelta([SampledToken(1)]))
+    await asyncio.sleep(0)
+    assert flushed == [0, 2]
+    assert [type(one["exception"]) for one in seen] == [ZeroDivisionError]
+    for reader in readers:
+        reader.cancel()
+    await asyncio.wait(readers)

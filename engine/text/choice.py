@@ -100,7 +100,7 @@ class Choice:
         self._stop_scope = stop_scope if options.stop else None
         self._ended = False
         self._offset = 0
-        self._plain = not options.logprobs and not options.stop and ends is None
+        self.plain = not options.logprobs and not options.stop and ends is None
         """Whether text alone is made of tokens, and does not end the choice."""
 
     @property
@@ -110,10 +110,9 @@ class Choice:
 
     def push(self, delta: TokenDelta) -> TextDelta:
         """Text for newly committed tokens. The caller handles `delta.error`."""
-        if self._plain and len(delta.tokens) == 1 and delta.finish_reason is None:  # the frequent case
+        if self.plain and len(delta.tokens) == 1 and delta.finish_reason is None:  # the frequent case
             token_id = delta.tokens[0].token_id
-            self.num_tokens += 1
-            return TextDelta(self.index, self._detokenizer.push(token_id), (token_id,))
+            return TextDelta(self.index, self.push_plain(token_id), (token_id,))
         parts: list[str] = []
         ids: list[int] = []
         logprobs: list[TokenText] = []
@@ -136,6 +135,11 @@ class Choice:
             reason,
             stop_reason,
         )
+
+    def push_plain(self, token_id: int) -> str:
+        """The text of one new token, behind which the choice goes on. Only where `plain` is True."""
+        self.num_tokens += 1
+        return self._detokenizer.push(token_id)
 
     def _text_of(self, token: SampledToken, ends_here: bool, logprobs: list[TokenText], early: bool) -> str:
         # Neither the token that ends the choice nor a stop string is part of its text.

@@ -96,6 +96,10 @@ class Usage:
     cached_tokens: int = 0
 
 
+TakeText = Callable[[str], bool]
+"""Type of a function that takes the text of a choice's next token, maybe "", and returns False where it does not take it now."""
+
+
 class TextSink(Protocol):
     """Takes text as its tokens come, without a task, while the task that iterates over the call waits."""
 
@@ -103,8 +107,12 @@ class TextSink(Protocol):
     def ready(self) -> bool:
         """Whether the next delta may be given to `take`."""
 
-    def take(self, delta: TextDelta) -> None:
-        """Take a delta; never waits."""
+    def take(self, delta: TextDelta) -> TakeText | None:
+        """Take a delta; never waits. A function is returned where the choice's next deltas can be taken as text alone, up to
+        its last one; deltas that are only text may go to that function from then on."""
+
+    def flush(self) -> None:
+        """Send what was taken. Called before the turn of the event loop ends."""
 
 
 class Generation:
@@ -164,8 +172,10 @@ class Generation:
         """Sequences that still run, by choice index."""
         self.sink: TextSink | None = None
         """Set by the caller once it has taken a delta from the iteration, or before."""
+        self._takers: dict[int, tuple[Choice, TakeText]] = {}
+        """What takes the text of choices that go on with text alone, by index."""
         self._last: TextDelta | None = None
-        """The last delta of a choice whose text ended it outside of the iteration, which gives it next."""
+        """A delta whose text was made outside of the iteration, which gives it next: it ended its choice, or was not taken."""
         self._failure: Exception | None = None
         """What `sink` raised; the iteration raises it next."""
 
@@ -239,6 +249,7 @@ class Generation:
     async def __aexit__(self, *exc: object) -> None:
         self._abort()
         self.sink = None  # it may know this call
+        self._takers.clear()
 
     def _abort(self) -> None:
         self._abort_all()
@@ -251,7 +262,10 @@ class Generation:
 
     async def __aiter__(self) -> AsyncIterator[TextDelta]:
         while self._seq_ids:
-            deltas = await self._mailbox.take(None if self.sink is None else self._pass_on)
+            if self.sink is None:
+                deltas = await self._mailbox.take()
+            else:
+                deltas = await self._mailbox.take(self._pass_on, self.sink.flush)
             if self._failure is not None:
                 try:
                     raise self._failure
@@ -283,6 +297,10 @@ class Generation:
 
     def _pass_on(self, index: int, delta: TokenDelta) -> bool:
         """Give a delta's text to `sink`; False if the iteration has to take the delta."""
+        taker = self._takers.get(index)
+        if taker is not None and delta.finish_reason is None and len(delta.tokens) == 1:  # the frequent case
+            self._pass_text(index, delta, taker)
+            return True
         sink, choice = self.sink, self._choices[index]
         if (
             sink is None
@@ -297,8 +315,8 @@ class Generation:
         try:
             text = self._advance(index, delta)
             if not choice.finished:
-                if text.token_ids:
-                    sink.take(text)
+                if text.token_ids and (take := sink.take(text)) is not None and choice.plain:
+                    self._takers[index] = choice, take
                 return True
             self._last = text
         except Exception as error:
@@ -306,15 +324,36 @@ class Generation:
         self._mailbox.wake()
         return True
 
+    def _pass_text(self, index: int, delta: TokenDelta, taker: tuple[Choice, TakeText]) -> None:
+        """`_pass_on` of a plain choice's next token, without a `TextDelta`."""
+        if index not in self._seq_ids:
+            return
+        choice, take = taker
+        try:
+            token_id = delta.tokens[0].token_id
+            text = choice.push_plain(token_id)
+            self.usage.completion_tokens += 1
+            if self._cached.get(index) != delta.num_cached_tokens:
+                self._note_cached(index, delta)
+            if take(text):
+                return
+            self._last = TextDelta(index, text, (token_id,))
+        except Exception as error:
+            self._failure = error
+        self._mailbox.wake()
+
+    def _note_cached(self, index: int, delta: TokenDelta) -> None:
+        """Count tokens found in the cache. The first choice of a prompt looks it up; the others begin with its KV."""
+        if self._cached.get(index) != delta.num_cached_tokens and not index % self.request.n:
+            self._cached[index] = delta.num_cached_tokens
+            self.usage.cached_tokens = sum(self._cached.values())
+
     def _advance(self, index: int, delta: TokenDelta) -> TextDelta:
         choice = self._choices[index]
         failed = delta.finish_reason is FinishReason.ERROR  # behind its tokens
         text = choice.push(replace(delta, finish_reason=None) if failed else delta)
         self.usage.completion_tokens += len(text.token_ids)
-        # The first choice of a prompt is the one that looks it up; the others begin with its KV.
-        if not index % self.request.n and self._cached.get(index) != delta.num_cached_tokens:
-            self._cached[index] = delta.num_cached_tokens
-            self.usage.cached_tokens = sum(self._cached.values())
+        self._note_cached(index, delta)
         if choice.finished:
             seq_id = self._seq_ids.pop(index)
             if choice.ended_by_text:

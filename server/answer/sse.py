@@ -3,7 +3,7 @@ chunk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -27,6 +27,15 @@ def around(value: Any) -> tuple[bytes, bytes]:
     """The JSON before and after the last text `PLACE` in a value: what is written anew for each chunk goes between."""
     before, _, after = encode(value).rpartition(encode(PLACE))
     return before, after
+
+
+def framed(before: bytes, after: bytes) -> Callable[[str], bytes]:
+    """Function that puts the JSON of a text between these."""
+
+    def event(text: str) -> bytes:
+        return before + encode(text) + after
+
+    return event
 
 
 def before_choices(
@@ -228,6 +237,11 @@ class Chunks:
         counts = encode(usage_object(usage, reasoning_tokens))
         return self._head + choice + b"]" + extra + b',"usage":' + counts + b"}\n\n"
 
+    def text_events(self, around_text: tuple[bytes, bytes]) -> Callable[[str], bytes]:
+        """Function that makes a chunk of a text. `around_text`: its encoded choice before and after the text."""
+        before, after = around_text
+        return framed(self._head + before, after + b"]}\n\n")
+
     def totals(self, usage: Usage | None, timings: Timings | None = None, reasoning_tokens: int = 0) -> bytes:
         """The event behind all choices, with what the client asked for; empty if that is nothing."""
         if usage is None and timings is None:
@@ -244,12 +258,14 @@ class ChatChoiceEncoder:
         self._as_ids = tokens_as_ids
         first: chat.ChatDelta = {"role": "assistant", "content": ""}
         self.role = encode(_chunk_choice(index, first))
-        self._before_content, self._after_content = around(_chunk_choice(index, {"content": PLACE}))
+        self.around_content = around(_chunk_choice(index, {"content": PLACE}))
+        """A choice that is text and nothing else, before and after the text."""
         self._start = b'{"index":%d,"delta":' % index
 
     def content(self, text: str) -> bytes:
         """The frequent one: text and nothing else."""
-        return self._before_content + encode(text) + self._after_content
+        before, after = self.around_content
+        return before + encode(text) + after
 
     def delta(
         self,
@@ -309,11 +325,13 @@ class CompletionChoiceEncoder:
             "logprobs": None,
             "finish_reason": None,
         }
-        self._before_text, self._after_text = around(plain)
+        self.around_text = around(plain)
+        """A choice that is text and nothing else, before and after the text."""
 
     def text(self, text: str) -> bytes:
         """The frequent one: text and nothing else."""
-        return self._before_text + encode(text) + self._after_text
+        before, after = self.around_text
+        return before + encode(text) + after
 
     def full(
         self,

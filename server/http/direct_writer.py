@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -17,11 +18,13 @@ class DirectWriter:
     before. One writer: the event loop.
     """
 
-    __slots__ = ("_connection", "_sending")
+    __slots__ = ("_connection", "_held", "_sending")
 
     def __init__(self) -> None:
         self._connection: RequestResponseCycle | None = None
         self._sending: Sending | None = None
+        self._held = b""
+        """Chunks that `flush` writes, before the turn of the event loop ends."""
 
     def open(self, connection: RequestResponseCycle, sending: Sending) -> None:
         """Write to this connection, until `close`; `sending` is told of each chunk. The stream has not ended."""
@@ -31,23 +34,32 @@ class DirectWriter:
     def close(self) -> None:
         """Write nothing more."""
         self._connection = self._sending = None
+        self._held = b""
 
     @property
     def ready(self) -> bool:
         """Whether a chunk may be written now: the head of a chunked answer is sent, the client is there and has read enough, and
         no sign of life waits for it."""
-        connection, sending = self._connection, self._sending
+        connection = self._connection
         return (
             connection is not None
-            and sending is not None
-            and not sending.gone
-            and not sending.busy
-            and not sending.telling
             and connection.response_started
             and connection.chunked_encoding is True
-            and not connection.flow.write_paused
-            and not connection.disconnected
-            and not connection.response_complete
+            and self._goes_on()
+        )
+
+    def _goes_on(self) -> bool:
+        """`ready`, once the head is sent."""
+        connection, sending = self._connection, self._sending
+        return not (
+            connection is None
+            or sending is None
+            or sending.gone
+            or sending.busy
+            or sending.telling
+            or connection.flow.write_paused
+            or connection.disconnected
+            or connection.response_complete
         )
 
     def write(self, chunk: bytes) -> None:
@@ -55,3 +67,26 @@ class DirectWriter:
         assert self._connection is not None and self._sending is not None
         self._connection.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
         self._sending.at = time.monotonic()
+
+    def hold(self, chunk: bytes) -> None:
+        """Write a chunk with `flush`. Only while `ready` is True."""
+        self._held += chunk
+
+    def flush(self) -> None:
+        """Write what is held, as one chunk."""
+        if chunk := self._held:
+            self._held = b""
+            self.write(chunk)
+
+    def text_writer(self, encode: Callable[[str], bytes]) -> Callable[[str], bool]:
+        """Function that holds the chunk which `encode` makes of a text, unless that is empty. It returns False, and has made
+        nothing, unless the writer is `ready`. To be asked for once the writer was."""
+
+        def hold(text: str) -> bool:
+            if not self._goes_on():
+                return False
+            if text:
+                self._held += encode(text)
+            return True
+
+        return hold

@@ -9,7 +9,7 @@ events     start delta delta       start delta          start            delta  
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -21,7 +21,7 @@ from server.answer.carried_reasoning import encoded_reasoning
 from server.answer.choice import Choice, Piece
 from server.answer.json_object import JSONObject
 from server.answer.reasoning import Thought
-from server.answer.sse import PLACE, around, encode
+from server.answer.sse import PLACE, around, encode, framed
 from server.answer.tools.events import CallArguments, CallBegun
 from server.apis.anthropic import answers as m
 
@@ -254,6 +254,11 @@ class MessageStream:
             events += blocks.finish(reason == "tool_calls")
             self._ending = self._answer.ending(reason, delta.stop_reason)
         return out + b"".join(map(_encoded, events))
+
+    def plain(self, index: int) -> Callable[[str], bytes] | None:
+        """See `StreamEncoder`. While all is text the open block stays open."""
+        is_text = self._started and self._blocks.kind == "text" and self._choice.plain
+        return framed(*_text_frame(self._blocks.index)) if is_text else None
 
     def end(self) -> bytes:
         """The events after the last delta."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from engine.text.generation import Generation, TextDelta
+from engine.text.generation import Generation, TakeText, TextDelta
 from server.answer.choice import Choice
 from server.answer.prompt_tokens import encoded_prompt_logprobs
 from server.apis.base.common import generation_of
@@ -15,6 +15,9 @@ from server.http.direct_writer import DirectWriter
 from server.prepare.chat import PreparedChat
 from server.prepare.field_names import FieldNames
 from server.state.server_state import ServedModel
+
+EncodeText = Callable[[str], bytes]
+"""Type of a function that makes an API's events of a text, which is not empty."""
 
 
 class StreamEncoder(Protocol):
@@ -26,28 +29,42 @@ class StreamEncoder(Protocol):
     def delta(self, delta: TextDelta) -> bytes:
         """The events of a delta; empty if there are none."""
 
+    def plain(self, index: int) -> EncodeText | None:
+        """What makes the events of a choice's deltas from now on, up to its last one, where these are text and nothing else;
+        None while they may be more than that."""
+
     def end(self) -> bytes:
         """The events after the last delta."""
 
 
 class EventWriter:
-    """Writes the events of deltas as they come. `encode` makes them, b"" if there are none."""
+    """Writes the events of deltas as they come. `encode` makes them, b"" if there are none; `plain`: see `StreamEncoder`."""
 
-    __slots__ = ("_encode", "_writer")
+    __slots__ = ("_encode", "_plain", "_writer", "flush")
 
-    def __init__(self, encode: Callable[[TextDelta], bytes], writer: DirectWriter) -> None:
+    def __init__(
+        self,
+        encode: Callable[[TextDelta], bytes],
+        plain: Callable[[int], EncodeText | None],
+        writer: DirectWriter,
+    ) -> None:
         self._encode = encode
+        self._plain = plain
         self._writer = writer
+        self.flush = writer.flush
+        """See `DirectWriter.flush`."""
 
     @property
     def ready(self) -> bool:
         """See `DirectWriter.ready`."""
         return self._writer.ready
 
-    def take(self, delta: TextDelta) -> None:
-        """Write the events of a delta."""
+    def take(self, delta: TextDelta) -> TakeText | None:
+        """Write the events of a delta. Returns what writes those of the next ones, if they are text alone."""
         if events := self._encode(delta):
-            self._writer.write(events)
+            self._writer.hold(events)
+        encode = self._plain(delta.index)
+        return None if encode is None else self._writer.text_writer(encode)
 
 
 class WholeEncoder(Protocol):
@@ -82,7 +99,7 @@ class AnsweredCall:
         async with self.start() as generation:
             encoder.begin(generation)
             if writer is not None:
-                generation.sink = EventWriter(encoder.delta, writer)
+                generation.sink = EventWriter(encoder.delta, encoder.plain, writer)
             async for delta in generation:
                 if out := encoder.delta(delta):
                     yield out

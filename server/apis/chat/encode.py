@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -76,6 +76,11 @@ class ChatStream:
         for piece in pieces:
             out += self._chunks.chunk(piece, usage, reasoning_tokens=reasoning_tokens)
         return out
+
+    def plain(self, index: int) -> Callable[[str], bytes] | None:
+        """See `StreamEncoder`."""
+        text_only = self._plain and self._roles_sent and not self._continuous and self._choices[index].plain
+        return self._chunks.text_events(self._wires[index].around_content) if text_only else None
 
     def end(self) -> bytes:
         """The events after the last delta."""

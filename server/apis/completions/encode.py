@@ -80,6 +80,15 @@ class CompletionProgress:
         finish = cast(CompletionFinish | None, delta.finish_reason)
         return self._wire.full(delta.text, logprobs, ids, finish, delta.stop_reason, echo, prompt_ids)
 
+    @property
+    def around_text(self) -> tuple[bytes, bytes] | None:
+        """The choice of a chunk before and after its text, if all that follow but the last are text and nothing else."""
+        body = self._body
+        more = (
+            not self._started or body.logprobs is not None or body.return_token_ids or body.output_limit == 0
+        )
+        return None if more else self._wire.around_text
+
     def _logprobs(self, tokens: Sequence[TokenText], before: CompletionLogprobs | None) -> bytes:
         own = CompletionLogprobs()
         self._add(own, tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
@@ -170,8 +170,12 @@ class _CompletionCall:
                 piece = self._choices[delta.index].piece(delta)
                 return piece and chunks.chunk(piece, self._usage(generation) if continuous else None)
 
+            def plain(index: int) -> Callable[[str], bytes] | None:
+                around = None if continuous else self._choices[index].around_text
+                return None if around is None else chunks.text_events(around)
+
             if all(side.complete for side in self._sides):  # no delta has to wait for another
-                generation.sink = EventWriter(encoded, writer)
+                generation.sink = EventWriter(encoded, plain, writer)
             async for delta in self._in_order(generation):
                 if event := encoded(delta):
                     yield event

@@ -223,6 +223,10 @@ class OllamaStream:
             return b""
         return line(self._answer.line(part, {"done": False}, logprobs))
 
+    def plain(self, index: int) -> Callable[[str], bytes] | None:
+        """See `StreamEncoder`."""
+        return self._text if self._started and self._choice.plain else None
+
     def end(self) -> bytes:
         """The last line."""
         answer = self._answer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -450,6 +450,11 @@ class ResponseStream(_Answered):
         if self._is_text(delta):
             return out + self._text_event(delta.text) if delta.text else out
         return out + b"".join(map(self._event, self._taken(delta)))
+
+    def plain(self, index: int) -> Callable[[str], bytes] | None:
+        """See `StreamEncoder`. While all is text the open message stays open."""
+        is_text = self._started and self._writer.kind == "message" and self._choice.plain
+        return self._text_event if is_text else None
 
     def conclude(self) -> r.Response:
         """The response at its end, once all deltas are taken."""

@@ -6,12 +6,13 @@ import asyncio
 import gc
 import weakref
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.text.generation import Generation, TextDelta, TextEngine, TextRequest
+from engine.text.generation import Generation, TakeText, TextDelta, TextEngine, TextRequest
 from engine.text.tokenizer import Tokenizer
 from tests.engine.harness import engine, fake
 from tests.engine.tokenizers_for_tests import byte_level, load
@@ -55,6 +56,9 @@ class Sink:
         self.taken += 1
         self._deltas.append(delta)
 
+    def flush(self) -> None:
+        """There is nothing to send."""
+
 
 async def hear(generation: Generation, deltas: list[TextDelta], sink: Sink | None) -> dict[int, Any]:
     async with generation:
@@ -88,6 +92,82 @@ async def test_sink_and_iteration_give_all_in_order(tokenizer: Tokenizer, name: 
         async with asyncio.timeout(20):
             while core.stats().running:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+class Texts(Sink):
+    """Takes the text of plain choices alone. `every`: its function refuses each so many-th text."""
+
+    def __init__(self, deltas: list[TextDelta], every: int = 0) -> None:
+        super().__init__(deltas, every)
+        self.texts = 0
+
+    def take(self, delta: TextDelta) -> TakeText:
+        super().take(delta)
+        return partial(self._text, delta.index)
+
+    def _text(self, index: int, text: str) -> bool:
+        if self.ready:
+            self.texts += 1
+            self._deltas.append(TextDelta(index, text))
+            return True
+        return False
+
+
+@pytest.mark.parametrize("every", [0, 2, 7])
+@pytest.mark.parametrize("name", CALLS)
+async def test_text_alone_and_deltas_give_all_in_order(tokenizer: Tokenizer, name: str, every: int) -> None:
+    async with engine(fake(vocab_size=VOCAB)) as core:
+        text = TextEngine(core, tokenizer)
+        alone = text.start(ask(**CALLS[name]))
+        expected = await hear(alone, [], None)
+        deltas = list[TextDelta]()
+        sink, call = Texts(deltas, every), text.start(ask(**CALLS[name]))
+        found = await hear(call, deltas, sink)
+        assert call.usage == alone.usage
+        if name in {"logprobs", "stop", "ends"}:
+            assert sink.texts == 0, "more than text is made of its tokens"
+            assert found == expected
+        else:
+            assert sink.texts > (4 if every else 20), "the function was passed by"
+            for told in (*found.values(), *expected.values()):
+                told[1] = []  # ids: a text comes without
+            assert found == expected
+
+
+async def test_an_error_with_a_text_ends_the_call_alone(tokenizer: Tokenizer) -> None:
+    class Broken(Texts):
+        def _text(self, index: int, text: str) -> bool:
+            if self.texts == 3:
+                raise ZeroDivisionError
+            return super()._text(index, text)
+
+    async with engine(fake(vocab_size=VOCAB)) as core:
+        text, deltas = TextEngine(core, tokenizer), list[TextDelta]()
+        other = asyncio.create_task(hear(text.start(ask(n=2, seed=5)), [], None))
+        broken = Broken(deltas)
+        with pytest.raises(ZeroDivisionError):
+            await hear(text.start(ask()), deltas, broken)
+        assert broken.texts == 3
+        assert all(one[3] == ("length", None) for one in (await other).values())
+        assert core.stats().running == 0
+
+
+async def test_a_call_that_was_left_takes_no_text(tokenizer: Tokenizer) -> None:
+    async with engine(fake(vocab_size=VOCAB)) as core:
+        deltas = list[TextDelta]()
+        sink, call = Texts(deltas), TextEngine(core, tokenizer).start(ask())
+        listener = asyncio.create_task(hear(call, deltas, sink))
+        async with asyncio.timeout(20):
+            while sink.texts < 5:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        listener.cancel()
+        await asyncio.wait([listener])
+        count, tokens = sink.texts, call.usage.completion_tokens
+        assert not call._takers and call.sink is None
+        async with asyncio.timeout(20):
+            while core.stats().running:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (sink.texts, call.usage.completion_tokens) == (count, tokens)
 
 
 async def test_an_error_of_the_sink_ends_the_call_alone(tokenizer: Tokenizer) -> None:

@@ -126,3 +126,46 @@ async def test_a_written_chunk_puts_off_the_sign_of_life() -> None:
     stream = EventStream(chunks(), 0.2, writer=writer)
     await stream(scope_of(connection), connection.receive, connection.send)
     assert connection.sent == [b"first", *[b"more"] * 20, b""]
+
+
+async def test_texts_are_held_until_the_flush_and_written_as_one_chunk() -> None:
+    connection, writer, turn = Connection(), DirectWriter(), asyncio.Event()
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        yield b"first"
+        await turn.wait()
+        yield b"last"
+
+    task = asyncio.create_task(
+        EventStream(chunks(), writer=writer)(scope_of(connection), connection.receive, connection.send)
+    )
+    while not connection.sent:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    take = writer.text_writer(lambda text: f"<{text}>".encode())
+    assert take("a") and take("") and take("b")
+    writer.hold(b"c")
+    assert connection.sent == [b"first"]
+    writer.flush()
+    writer.flush()
+    assert connection.sent == [b"first", b"<a><b>c"]
+    obstacles: list[tuple[Any, str, Any]] = [
+        (connection.flow, "write_paused", True),
+        (connection, "disconnected", True),
+        (connection, "response_complete", True),
+        (writer._sending, "gone", True),
+        (writer._sending, "telling", True),
+        (writer._sending, "busy", True),
+    ]
+    for place, name, value in obstacles:
+        setattr(place, name, value)
+        assert not writer.ready and not take("d"), name
+        setattr(place, name, False)
+    assert take("e"), "nothing is in the way"
+    writer.flush()
+    assert connection.sent == [b"first", b"<a><b>c", b"<e>"]
+    turn.set()
+    await task
+    assert connection.sent[3:] == [b"last", b""]
+    assert not take("f"), "the stream is over"
+    writer.flush()
+    assert len(connection.sent) == 5

@@ -121,6 +121,15 @@ class TokenDelta:
             self.pooled = later.pooled
 
 
+class PlainTokens(dict[int, SampledToken]):
+    """Tokens without logprobs, one object for each id of the vocabulary: making thousands a second costs time, and the
+    garbage collector more."""
+
+    def __missing__(self, token_id: int) -> SampledToken:
+        token = self[token_id] = SampledToken(token_id)
+        return token
+
+
 class Stage(enum.StrEnum):
     """What the engine is doing, for health answers."""
 

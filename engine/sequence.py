@@ -189,6 +189,12 @@ class Sequence:
         """No more tokens will come."""
         return self.status is SequenceStatus.FINISHED
 
+    def token_id(self, position: int) -> int:
+        """The known id at a position."""
+        if position >= self.prompt_len:
+            return self.output_token_ids[position - self.prompt_len]
+        return int(self.request.prompt_token_ids[position])
+
     def token_ids(self, begin: int, end: int) -> list[int]:
         """Known ids at positions begin .. end - 1."""
         prompt_len = self.prompt_len

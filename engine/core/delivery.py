@@ -58,21 +58,22 @@ class Delivery:
         wakes its reader, hundreds of readers take milliseconds, and the next step must not wait for them."""
         now = self._clock()
         gaps: list[tuple[int, float]] = []
-        for seq, delta in deltas:
-            if delta.tokens:
+        for held in deltas:
+            seq, delta = held
+            if count := len(delta.tokens):
                 previous = seq.stamp_tokens(now)
                 if previous is None:
-                    self._observer.output_started(seq, len(delta.tokens), now)
+                    self._observer.output_started(seq, count, now)
                 else:
-                    gaps.append((len(delta.tokens), now - previous))
+                    gaps.append((count, now - previous))
                 if seq.paused:
                     seq.go_on()
                     self._observer.output_resumed(seq, now)
-            if delta.error is not None:
-                self._observer.failed(seq, delta.error)
             if delta.finish_reason is not None:
+                if delta.error is not None:
+                    self._observer.failed(seq, delta.error)
                 self.gone(seq)
-            self._unsent.append((seq, delta))
+            self._unsent.append(held)
         if gaps:
             self._observer.tokens_committed(gaps)
 

@@ -54,7 +54,9 @@ class StepPacker:
         for seq, count in plan.grants.items():
             begin, num_known = seq.num_computed_tokens, seq.num_known_tokens
             end = begin + count
-            if begin < num_known:
+            if count == 1 and begin < num_known:  # nearly all
+                tokens.append(seq.token_id(begin))
+            elif begin < num_known:
                 tokens += seq.token_ids(begin, min(end, num_known))
             if end > num_known:
                 tokens += drafts.get(seq, _PENDING) if drafts else _PENDING

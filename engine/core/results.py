@@ -12,7 +12,7 @@ from engine.core.policies import Policies
 from engine.core.sequences import Sequences
 from engine.core.step_budget import StepBudget
 from engine.errors import InvalidRequest, SequenceFailed
-from engine.request import FinishReason, TokenDelta
+from engine.request import FinishReason, PlainTokens, TokenDelta
 from engine.sequence import Sequence, SequenceStatus
 from executors.contract import ItemFault, SampledToken, UnifiedBatch, UnifiedOutput
 
@@ -33,7 +33,7 @@ class StepResults:
         self._waiting = sequences.waiting
         self._step_budget = step_budget
         self._model_drafts = model_drafts
-        self._plain = _PlainTokens()
+        self._plain = PlainTokens()
 
     def observe(self, batch: UnifiedBatch, output: UnifiedOutput, seconds: float) -> None:
         """A step took `seconds`: the policies of budget and drafts and the wait estimate learn from it."""
@@ -58,7 +58,7 @@ class StepResults:
         drafts, sampled = batch.num_draft_tokens.tolist(), batch.is_final_chunk.tolist()
         if verified := any(drafts):  # how many tokens come of drafts is settled below
             sampled = [final and not count for final, count in zip(sampled, drafts, strict=True)]
-        at = 0
+        at, plain = 0, self._plain
         for i, (seq, count, samples) in enumerate(zip(seqs, counts, sampled, strict=True)):
             begin, at = at, at + count
             if not seq.receive(samples):
@@ -75,7 +75,15 @@ class StepResults:
                 self._policies.lengths.verdict(drafts[i], max(0, count - 1))
             detail = details.get(i) if details else None
             if detail is None and count == 1:
-                deltas.append((seq, self._append_plain(seq, ids[begin])))
+                # Nearly all: a token without logprobs that ends nothing.
+                token_id, request = ids[begin], seq.request
+                token, committed = plain[token_id], len(seq.output_token_ids)
+                ends = token_id in request.stop_token_ids or committed + 1 >= request.max_tokens
+                if ends or not committed or seq.num_failed_steps:
+                    deltas.append((seq, self._append(seq, (token,))))
+                else:
+                    seq.commit_one(token_id)
+                    deltas.append((seq, TokenDelta([token], None, None, seq.num_cached_tokens)))
                 continue
             if detail is not None and detail.prompt_logprobs:
                 self._journal.commit_prompt(seq, int(batch.pos_offsets[i]), detail.prompt_logprobs)
@@ -106,15 +114,6 @@ class StepResults:
         self._kv.states.settle(seq, accepted)
         if not accepted:
             seq.replay_from(position)
-
-    def _append_plain(self, seq: Sequence, token_id: int) -> TokenDelta:
-        """`_append` of one token without logprobs: nearly all are."""
-        token, request, output = self._plain[token_id], seq.request, seq.output_token_ids
-        ends = token_id in request.stop_token_ids or len(output) + 1 >= request.max_tokens
-        if ends or not output or seq.num_failed_steps:
-            return self._append(seq, (token,))
-        seq.commit_one(token_id)
-        return TokenDelta([token], None, None, seq.num_cached_tokens)
 
     def _append(self, seq: Sequence, tokens: SequenceOf[SampledToken]) -> TokenDelta:
         """Commit tokens up to the first that ends the sequence."""
@@ -168,12 +167,3 @@ class StepResults:
             return None
         self._sequences.finish(seq, FinishReason.ERROR)
         return TokenDelta(finish_reason=FinishReason.ERROR, error=SequenceFailed(message))
-
-
-class _PlainTokens(dict[int, SampledToken]):
-    """Tokens without logprobs, one object for each id of the vocabulary: making thousands a second costs time, and the
-    garbage collector more."""
-
-    def __missing__(self, token_id: int) -> SampledToken:
-        token = self[token_id] = SampledToken(token_id)
-        return token

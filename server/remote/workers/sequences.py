@@ -152,10 +152,12 @@ class WorkerSequences:
             and key not in self._odd_keys
             and key not in self._fresh
         ):
+            if not self._plain:
+                self._link.flush_soon()
             self._plain += (key, token.token_id, delta.num_cached_tokens)
         else:
             self._put_other(key, delta)
-        self._link.flush_soon()
+            self._link.flush_soon()
 
     def _put_other(self, key: int, delta: TokenDelta) -> None:
         self._odd_keys.add(key)

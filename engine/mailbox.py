@@ -55,14 +55,22 @@ class _Turn:
         mailboxes, self._mailboxes = self._mailboxes, []
         flushes = []
         for mailbox in mailboxes:
-            if (flush := mailbox.hand_over()) is not None:
-                flushes.append(flush)
+            try:
+                if (flush := mailbox.hand_over()) is not None:
+                    flushes.append(flush)
+            except Exception as error:
+                _report(error)
         for flush in flushes:
             try:
                 flush()
-            except Exception as error:  # a bug; the other readers must not pay for it
-                told = {"message": "deltas were not flushed", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(told)
+            except Exception as error:
+                _report(error)
+
+
+def _report(error: Exception) -> None:
+    """Report a bug to the event loop. The readers of other mailboxes go on."""
+    told = {"message": "deltas were not handed over", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(told)
 
 
 _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = weakref.WeakKeyDictionary()

@@ -234,25 +234,29 @@ async def test_all_is_handed_over_before_it_is_flushed_each_once_a_turn() -> Non
     assert told == [], "no reader waits"
 
 
-async def test_a_flush_that_fails_takes_nothing_from_the_others() -> None:
+async def test_a_reader_that_fails_takes_nothing_from_the_others() -> None:
     flushed, seen = list[int](), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
 
-    def broken() -> None:
+    def broken(*_: object) -> bool:
         raise ZeroDivisionError
 
-    boxes = [Mailbox() for _ in range(3)]
-    flushes: list[Flush] = [lambda: flushed.append(0), broken, lambda: flushed.append(2)]
+    def direct(*_: object) -> bool:
+        return True
+
+    boxes = [Mailbox() for _ in range(4)]
     readers = [
-        asyncio.create_task(box.take(lambda *_: True, flush))
-        for box, flush in zip(boxes, flushes, strict=True)
+        asyncio.create_task(boxes[0].take(direct, lambda: flushed.append(0))),
+        asyncio.create_task(boxes[1].take(direct, broken)),
+        asyncio.create_task(boxes[2].take(broken)),
+        asyncio.create_task(boxes[3].take(direct, lambda: flushed.append(3))),
     ]
     await asyncio.sleep(0)
     for box in boxes:
         box.put(0, TokenDelta([SampledToken(1)]))
     await asyncio.sleep(0)
-    assert flushed == [0, 2]
-    assert [type(one["exception"]) for one in seen] == [ZeroDivisionError]
+    assert flushed == [0, 3]
+    assert [type(one["exception"]) for one in seen] == [ZeroDivisionError] * 2
     for reader in readers:
         reader.cancel()
     await asyncio.wait(readers)

@@ -40,19 +40,15 @@ class _Turn:
     between two calls of the system.
     """
 
-    __slots__ = ("_mailboxes",)
+    __slots__ = ("mailboxes",)
 
     def __init__(self) -> None:
-        self._mailboxes: list[Mailbox] = []
+        self.mailboxes: list[Mailbox] = []
+        """Each once. The one that adds the first has `run` called in the next turn."""
 
-    def add(self, mailbox: Mailbox) -> None:
-        """Hand over what this mailbox holds in the next turn. Called in the loop, once a turn."""
-        if not self._mailboxes:
-            asyncio.get_running_loop().call_soon(self._run)
-        self._mailboxes.append(mailbox)
-
-    def _run(self) -> None:
-        mailboxes, self._mailboxes = self._mailboxes, []
+    def run(self) -> None:
+        """Hand over what they hold."""
+        mailboxes, self.mailboxes = self.mailboxes, []
         flushes = []
         for mailbox in mailboxes:
             try:
@@ -116,12 +112,15 @@ class Mailbox:
             self._deltas[key] = delta
         else:
             self._append(key, first, delta)
-        if self._direct is None or self._turn is None or self._full:
+        turn = self._turn
+        if self._direct is None or turn is None or self._full:
             self._filled.set()
         elif not self._handing_over:
             # Not here: the step that is about to be sent must not wait for what is made of hundreds of deltas.
             self._handing_over = True
-            self._turn.add(self)
+            if not (mailboxes := turn.mailboxes):
+                asyncio.get_running_loop().call_soon(turn.run)
+            mailboxes.append(self)
 
     def hand_over(self) -> Flush | None:
         """Give what is held to the waiting reader's `direct`, and wake the reader for the rest. Called in the turn after `put`.

@@ -189,12 +189,6 @@ class Sequence:
         """No more tokens will come."""
         return self.status is SequenceStatus.FINISHED
 
-    def token_id(self, position: int) -> int:
-        """The known id at a position."""
-        if position >= self.prompt_len:
-            return self.output_token_ids[position - self.prompt_len]
-        return int(self.request.prompt_token_ids[position])
-
     def token_ids(self, begin: int, end: int) -> list[int]:
         """Known ids at positions begin .. end - 1."""
         prompt_len = self.prompt_len
@@ -289,6 +283,25 @@ class Sequence:
             self.num_pending_tokens -= 1
         return True
 
+    def take_plain(self, token_id: int) -> bool:
+        """`receive` and `commit` of a token that ends nothing, is not the first and follows no failure: nearly all are that.
+        Returns False, and does nothing, for any other."""
+        request, output = self.request, self.output_token_ids
+        if (
+            self.status is not SequenceStatus.RUNNING
+            or self.num_void_results
+            or self.num_failed_steps
+            or not output
+            or len(output) + 1 >= request.max_tokens
+            or token_id in request.stop_token_ids
+        ):
+            return False
+        self.in_flight -= 1
+        self.num_pending_tokens -= 1
+        self.num_known_tokens += 1
+        output.append(token_id)
+        return True
+
     def settle(self, num_computed: int) -> None:
         """Drafts are verified: the KV of the first `num_computed` tokens is valid, that of rejected drafts is not."""
         self.drafting, self.num_replayed_tokens = False, 0
@@ -311,11 +324,6 @@ class Sequence:
         """Append tokens to the output."""
         self.output_token_ids.extend(token_ids)
         self.num_known_tokens = self.prompt_len + len(self.output_token_ids)
-
-    def commit_one(self, token_id: int) -> None:
-        """`commit` of a single token."""
-        self.output_token_ids.append(token_id)
-        self.num_known_tokens += 1
 
     def commit_prompt(self, logprobs: Iterable[SampledToken]) -> None:
         """Append logprobs of the next prompt tokens."""

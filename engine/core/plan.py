@@ -54,8 +54,8 @@ class StepPacker:
         for seq, count in plan.grants.items():
             begin, num_known = seq.num_computed_tokens, seq.num_known_tokens
             end = begin + count
-            if count == 1 and begin < num_known:  # nearly all
-                tokens.append(seq.token_id(begin))
+            if end == num_known and count == 1 and seq.output_token_ids:  # nearly all
+                tokens.append(seq.output_token_ids[-1])
             elif begin < num_known:
                 tokens += seq.token_ids(begin, min(end, num_known))
             if end > num_known:

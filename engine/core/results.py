@@ -61,6 +61,10 @@ class StepResults:
         at, plain = 0, self._plain
         for i, (seq, count, samples) in enumerate(zip(seqs, counts, sampled, strict=True)):
             begin, at = at, at + count
+            has_detail = verified or (details and i in details)
+            if samples and count == 1 and not has_detail and seq.take_plain(token_id := ids[begin]):
+                deltas.append((seq, TokenDelta([plain[token_id]], None, None, seq.num_cached_tokens)))
+                continue
             if not seq.receive(samples):
                 if seq.finished and not seq.in_flight:
                     self._sequences.let_go(seq)
@@ -75,15 +79,7 @@ class StepResults:
                 self._policies.lengths.verdict(drafts[i], max(0, count - 1))
             detail = details.get(i) if details else None
             if detail is None and count == 1:
-                # Nearly all: a token without logprobs that ends nothing.
-                token_id, request = ids[begin], seq.request
-                token, committed = plain[token_id], len(seq.output_token_ids)
-                ends = token_id in request.stop_token_ids or committed + 1 >= request.max_tokens
-                if ends or not committed or seq.num_failed_steps:
-                    deltas.append((seq, self._append(seq, (token,))))
-                else:
-                    seq.commit_one(token_id)
-                    deltas.append((seq, TokenDelta([token], None, None, seq.num_cached_tokens)))
+                deltas.append((seq, self._append(seq, (plain[ids[begin]],))))
                 continue
             if detail is not None and detail.prompt_logprobs:
                 self._journal.commit_prompt(seq, int(batch.pos_offsets[i]), detail.prompt_logprobs)

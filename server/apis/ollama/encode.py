@@ -36,14 +36,18 @@ def nanoseconds(seconds: float) -> int:
 
 def written_time(seconds: float) -> str:
     """A time in Unix seconds as Ollama writes it: RFC 3339 in UTC."""
+    return _encoded_time(seconds).decode()
+
+
+def _encoded_time(seconds: float) -> bytes:
     whole, rest = divmod(int(seconds * 1_000_000), 1_000_000)
-    return f"{_written_second(whole)}.{rest:06d}Z"
+    return b"%b.%06dZ" % (_written_second(whole), rest)
 
 
 @lru_cache(maxsize=2)
-def _written_second(seconds: int) -> str:
+def _written_second(seconds: int) -> bytes:
     """The time up to its seconds. Kept, because hundreds of streams write it in each step."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)).encode()
 
 
 @dataclass(slots=True)
@@ -234,7 +238,7 @@ class OllamaStream:
 
     def _text(self, text: str) -> bytes:
         head, name, tail = self._plain
-        return head + written_time(time.time()).encode() + name + encode(text) + tail
+        return b"%b%b%b%b%b" % (head, _encoded_time(time.time()), name, encode(text), tail)
 
 
 class OllamaWhole:

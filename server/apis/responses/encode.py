@@ -454,7 +454,7 @@ class ResponseStream(_Answered):
     def plain(self, index: int) -> Callable[[str], bytes] | None:
         """See `StreamEncoder`. While all is text the open message stays open."""
         is_text = self._started and self._writer.kind == "message" and self._choice.plain
-        return self._text_event if is_text else None
+        return self._text_events() if is_text else None
 
     def conclude(self) -> r.Response:
         """The response at its end, once all deltas are taken."""
@@ -493,14 +493,23 @@ class ResponseStream(_Answered):
 
     def _text_event(self, text: str) -> bytes:
         """The frequent one."""
-        writer = self._writer
-        writer.append(text)
-        out = (
+        return self._text_events()(text)
+
+    def _text_events(self) -> Callable[[str], bytes]:
+        """Function that makes the event of a text of the open message."""
+        append = self._writer.append
+        before = (
             b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","item_id":"%b","output_index":%d,'
-            b'"content_index":0,"delta":%b,"logprobs":[],"sequence_number":%d}\n\n'
-        ) % (writer.item_id.encode(), writer.index, encode(text), self._sequence)
-        self._sequence += 1
-        return out
+            b'"content_index":0,"delta":'
+        ) % (self._writer.item_id.encode(), self._writer.index)
+
+        def event(text: str) -> bytes:
+            append(text)
+            number = self._sequence
+            self._sequence = number + 1
+            return b'%b%b,"logprobs":[],"sequence_number":%d}\n\n' % (before, encode(text), number)
+
+        return event
 
 
 class ResponseWhole(_Answered):

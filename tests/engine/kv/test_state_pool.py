@@ -213,7 +213,7 @@ def test_the_rolling_snapshot_replaces_the_one_before(monkeypatch: pytest.Monkey
     begin(kv, seq)
     step(kv, (seq, 6))
     for token in range(100, 121):
-        seq.commit_one(token)
+        seq.commit([token])
         step(kv, (seq, 1))
     assert seq.num_computed_tokens == 27 and pool(kv).num_snapshots == 2, "at 4 in the prompt, and at 24"
     kv.free(seq)
@@ -312,7 +312,7 @@ def test_rejected_drafts_leave_the_state_where_it_was() -> None:
     begin(kv, seq)
     [before] = step(kv, (seq, 6))[1]
     seq.num_pending_tokens = 0
-    seq.commit_one(100)
+    seq.commit([100])
     for accepted, computed in ((1, 6), (3, 10)):
         kv.begin_step()
         count, num_drafts = seq.num_uncomputed_tokens + 2, 2

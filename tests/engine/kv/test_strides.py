@@ -43,7 +43,7 @@ def compute(kv: KvCacheManager, seq: Sequence, count: int) -> None:
     sampled = seq.grant(count, 1)
     assert seq.receive(sampled)
     if sampled:
-        seq.commit_one(seq.num_known_tokens % 98)
+        seq.commit([seq.num_known_tokens % 98])
     else:
         seq.settle_chunk(end)
 

@@ -507,7 +507,7 @@ class ResponseStream(_Answered):
             append(text)
             number = self._sequence
             self._sequence = number + 1
-            return b'%b%b,"logprobs":[],"sequence_number":%d}\n\n' % (before, encode(text), number)
+            return before + encode(text) + b',"logprobs":[],"sequence_number":%d}\n\n' % number
 
         return event
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,3 +151,13 @@ def test_a_model_is_kept_for_ever(keep: float | str) -> None:
 
 def test_times_are_utc() -> None:
     assert written_time(1.25) == "1970-01-01T00:00:01.250000Z"
+
+
+def test_lines_have_the_time_at_which_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, times = OllamaStream(OllamaAnswer("m", 0.0, True), Choice(0, reading(Place.UNDECIDED))), []
+    for now in (1.25, 1.25, 1.251, 59.9999, 60.0):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        times.append(json.loads(encoder.keep_alive())["created_at"])
+    assert times == [
+        f"1970-01-01T00:{end}Z" for end in ("00:01.250", "00:01.250", "00:01.251", "00:59.999", "01:00.000")
+    ]

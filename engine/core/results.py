@@ -61,8 +61,10 @@ class StepResults:
         at, plain = 0, self._plain
         for i, (seq, count, samples) in enumerate(zip(seqs, counts, sampled, strict=True)):
             begin, at = at, at + count
-            has_detail = verified or (details and i in details)
-            if samples and count == 1 and not has_detail and seq.take_plain(token_id := ids[begin]):
+            is_plain = (
+                samples and count == 1 and not (verified and drafts[i]) and not (details and i in details)
+            )
+            if is_plain and seq.take_plain(token_id := ids[begin]):
                 deltas.append((seq, TokenDelta([plain[token_id]], None, None, seq.num_cached_tokens)))
                 continue
             if not seq.receive(samples):

@@ -107,9 +107,12 @@ class TextSink(Protocol):
     def ready(self) -> bool:
         """Whether the next delta may be given to `take`."""
 
-    def take(self, delta: TextDelta) -> TakeText | None:
-        """Take a delta; never waits. A function is returned where the choice's next deltas can be taken as text alone, up to
-        its last one; deltas that are only text may go to that function from then on."""
+    def take(self, delta: TextDelta) -> None:
+        """Take a delta; never waits."""
+
+    def text_taker(self, index: int) -> TakeText | None:
+        """Function to which the deltas of a choice may go from now on, if they are text alone, up to its last one; None while
+        they have to go to `take`. Called behind `take`."""
 
     def flush(self) -> None:
         """Send what was taken. Called before the turn of the event loop ends."""
@@ -315,8 +318,10 @@ class Generation:
         try:
             text = self._advance(index, delta)
             if not choice.finished:
-                if text.token_ids and (take := sink.take(text)) is not None and choice.plain:
-                    self._takers[index] = choice, take
+                if text.token_ids:
+                    sink.take(text)
+                    if choice.plain and (take := sink.text_taker(index)) is not None:
+                        self._takers[index] = choice, take
                 return True
             self._last = text
         except Exception as error:

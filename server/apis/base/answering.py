@@ -59,11 +59,14 @@ class EventWriter:
         """See `DirectWriter.ready`."""
         return self._writer.ready
 
-    def take(self, delta: TextDelta) -> TakeText | None:
-        """Write the events of a delta. Returns what writes those of the next ones, if they are text alone."""
+    def take(self, delta: TextDelta) -> None:
+        """Write the events of a delta."""
         if events := self._encode(delta):
             self._writer.hold(events)
-        encode = self._plain(delta.index)
+
+    def text_taker(self, index: int) -> TakeText | None:
+        """Function that writes the events of texts, once the encoder makes them of text alone."""
+        encode = self._plain(index)
         return None if encode is None else self._writer.text_writer(encode)
 
 

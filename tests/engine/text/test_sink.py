@@ -56,6 +56,9 @@ class Sink:
         self.taken += 1
         self._deltas.append(delta)
 
+    def text_taker(self, index: int) -> TakeText | None:
+        return None
+
     def flush(self) -> None:
         """There is nothing to send."""
 
@@ -101,9 +104,8 @@ class Texts(Sink):
         super().__init__(deltas, every)
         self.texts = 0
 
-    def take(self, delta: TextDelta) -> TakeText:
-        super().take(delta)
-        return partial(self._text, delta.index)
+    def text_taker(self, index: int) -> TakeText:
+        return partial(self._text, index)
 
     def _text(self, index: int, text: str) -> bool:
         if self.ready:

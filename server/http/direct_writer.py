@@ -76,10 +76,7 @@ class DirectWriter:
         """Write what is held, as one chunk."""
         if chunk := self._held:
             self._held = b""
-            connection, sending = self._connection, self._sending
-            assert connection is not None and sending is not None
-            connection.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-            sending.at = time.monotonic()
+            self.write(chunk)
 
     def text_writer(self, encode: Callable[[str], bytes]) -> Callable[[str], bool]:
         """Function that holds the chunk which `encode` makes of a text, unless that is empty. It returns False, and has made

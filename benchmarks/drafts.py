@@ -242,7 +242,7 @@ def lookup(rounds: int) -> list[Result]:
                 drafter.propose(seq)
             tokens = rng.integers(0, 2_000, 1_000).tolist()
             for token in tokens:
-                seq.commit_one(token)
+                seq.commit([token])
                 began = time.perf_counter()
                 drafter.propose(seq)
                 took.append(1e6 * (time.perf_counter() - began))

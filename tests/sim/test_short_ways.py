@@ -81,9 +81,7 @@ def test_short_ways_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     short = told()
     who = StepPacker._who
     monkeypatch.setattr(Scheduler, "_grant_one_each", _grant_by_the_long_way)
-    monkeypatch.setattr(
-        StepResults, "_append_plain", lambda self, seq, token: self._append(seq, (self._plain[token],))
-    )
+    monkeypatch.setattr(Sequence, "take_plain", lambda self, token_id: False)
     monkeypatch.setattr(StepPacker, "_who", lambda self, seqs: who(StepPacker(), seqs))
     assert told() == short
 
@@ -112,12 +110,14 @@ def _same_as_the_last(patch: pytest.MonkeyPatch) -> None:
 def _past_the_end(patch: pytest.MonkeyPatch) -> None:
     """A plain token that ends a sequence does not."""
 
-    def append(self: StepResults, seq: Sequence, token_id: int) -> Any:
-        delta = self._append(seq, (self._plain[token_id],))
-        delta.finish_reason = None
-        return delta
+    def take(self: Sequence, token_id: int) -> bool:
+        if self.status is not SequenceStatus.RUNNING or self.num_void_results or not self.output_token_ids:
+            return False
+        assert self.receive(sampled=True)
+        self.commit([token_id])
+        return True
 
-    patch.setattr(StepResults, "_append_plain", append)
+    patch.setattr(Sequence, "take_plain", take)
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ class _Turn:
 
 def _report(error: Exception) -> None:
     """Report a bug to the event loop. The readers of other mailboxes go on."""
-    told = {"message": "deltas were not handed over", "exception": error}
-    asyncio.get_running_loop().call_exception_handler(told)
+    context = {"message": "deltas were not handed over", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
 
 
 _turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn] = weakref.WeakKeyDictionary()

@@ -58,8 +58,8 @@ class Delivery:
         wakes its reader, hundreds of readers take milliseconds, and the next step must not wait for them."""
         now = self._clock()
         gaps: list[tuple[int, float]] = []
-        for held in deltas:
-            seq, delta = held
+        for one in deltas:
+            seq, delta = one
             if count := len(delta.tokens):
                 previous = seq.stamp_tokens(now)
                 if previous is None:
@@ -73,7 +73,7 @@ class Delivery:
                 if delta.error is not None:
                     self._observer.failed(seq, delta.error)
                 self.gone(seq)
-            self._unsent.append(held)
+            self._unsent.append(one)
         if gaps:
             self._observer.tokens_committed(gaps)
 

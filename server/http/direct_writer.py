@@ -18,12 +18,12 @@ class DirectWriter:
     before. One writer: the event loop.
     """
 
-    __slots__ = ("_connection", "_held", "_sending")
+    __slots__ = ("_connection", "_buffer", "_sending")
 
     def __init__(self) -> None:
         self._connection: RequestResponseCycle | None = None
         self._sending: Sending | None = None
-        self._held = b""
+        self._buffer = b""
         """Chunks that `flush` writes, before the turn of the event loop ends."""
 
     def open(self, connection: RequestResponseCycle, sending: Sending) -> None:
@@ -34,7 +34,7 @@ class DirectWriter:
     def close(self) -> None:
         """Write nothing more."""
         self._connection = self._sending = None
-        self._held = b""
+        self._buffer = b""
 
     @property
     def ready(self) -> bool:
@@ -70,12 +70,12 @@ class DirectWriter:
 
     def hold(self, chunk: bytes) -> None:
         """Write a chunk with `flush`. Only while `ready` is True."""
-        self._held += chunk
+        self._buffer += chunk
 
     def flush(self) -> None:
         """Write what is held, as one chunk."""
-        if chunk := self._held:
-            self._held = b""
+        if chunk := self._buffer:
+            self._buffer = b""
             self.write(chunk)
 
     def text_writer(self, encode: Callable[[str], bytes]) -> Callable[[str], bool]:
@@ -86,7 +86,7 @@ class DirectWriter:
             if not self._goes_on():
                 return False
             if text:
-                self._held += encode(text)
+                self._buffer += encode(text)
             return True
 
         return hold

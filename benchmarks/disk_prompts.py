@@ -72,7 +72,6 @@ def _morning(arguments: argparse.Namespace, flags: list[str], length: int, direc
         result |= {"disk_s": round(disk, 2), "ratio": round(disk / cold, 3), "stored_bytes": stored}
         if arguments.other:
             server.post("/models/unload", {"model": "m"})
-            server.first_token(hello, "o")
             page_cache.drop(directory.glob("*/*.kv"))
             unloaded = server.first_token(prompts[3])
             result |= {"unloaded_s": round(unloaded, 2), "unloaded_ratio": round(unloaded / cold, 3)}

@@ -18,7 +18,7 @@ class DirectWriter:
     before. One writer: the event loop.
     """
 
-    __slots__ = ("_connection", "_buffer", "_sending")
+    __slots__ = ("_buffer", "_connection", "_sending")
 
     def __init__(self) -> None:
         self._connection: RequestResponseCycle | None = None

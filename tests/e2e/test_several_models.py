@@ -213,6 +213,44 @@ def test_real_models_keep_to_the_memory_that_is_counted_for_them(tmp_path: Path)
             assert memory["used_bytes"] < most[one["model"]]
 
 
+def kv_blocks(server: ServerProcess, model: str) -> float:
+    """Blocks that sequences of a model may use."""
+    name = f'cohort_kv_blocks{{model="{model}"}} '
+    lines = server.get("/metrics").text.splitlines()
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+
+def needs(server: ServerProcess) -> dict[str, int]:
+    return {one["id"]: one["memory"] for one in server.get("/v1/models").json()["data"]}
+
+
+def test_unused_kv_makes_room_for_another_model_and_comes_back(tmp_path: Path) -> None:
+    """Memory is enough for both less 20 MiB, which the first one's KV gives: none is unloaded, and answers stay."""
+    entry = {"source": "cohort-tiny", "memory": "700MiB", "settings": {"max_model_len": 512}}
+    path = tmp_path / "several.yaml"
+    path.write_text(json.dumps({"memory": "1380MiB", "models": {"a": entry, "b": entry}}))
+    with ServerProcess(["--config", str(path)], tmp_path) as server:
+        answer = text_of(ask(server, "a"))
+        blocks = kv_blocks(server, "a")
+        assert needs(server) == dict.fromkeys("ab", 700 << 20)
+
+        assert text_of(ask(server, "b")) == answer
+        assert states(server) == {"a": "loaded", "b": "loaded"}
+        assert kv_blocks(server, "a") < blocks
+        assert 0 <= (680 << 20) - needs(server)["a"] < 1 << 20 and needs(server)["b"] == 700 << 20
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda model: text_of(ask(server, model)), "abab")) == [answer] * 4
+
+        assert server.post("/models/unload", {"model": "b"}).status_code == 200
+        wait_for(server, "b", "unloaded")
+        deadline = time.monotonic() + 30
+        while kv_blocks(server, "a") != blocks:
+            assert time.monotonic() < deadline, server.log()
+            time.sleep(0.02)
+        assert needs(server) == dict.fromkeys("ab", 700 << 20)
+        assert text_of(ask(server, "a")) == answer
+
+
 def streamed(server: ServerProcess, model: str, text: str, tokens: int) -> str:
     """The text of a stream that has ended. Fails if it ends otherwise than with its last token."""
     body = {

@@ -220,10 +220,6 @@ def kv_blocks(server: ServerProcess, model: str) -> float:
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
-def needs(server: ServerProcess) -> dict[str, int]:
-    return {one["id"]: one["memory"] for one in server.get("/v1/models").json()["data"]}
-
-
 def test_unused_kv_makes_room_for_another_model_and_comes_back(tmp_path: Path) -> None:
     """Memory is enough for both less 20 MiB, which the first one's KV gives: none is unloaded, and answers stay."""
     entry = {"source": "cohort-tiny", "memory": "700MiB", "settings": {"max_model_len": 512}}

@@ -112,6 +112,8 @@ class DiskTier:
         self._looked: weakref.WeakSet[Sequence] = weakref.WeakSet()
         """Sequences that the disk has nothing for, or has given all it could."""
         self._reserved: list[_Reserved] = []
+        self._num_unanswered = 0
+        """Fetches that were given up, and whose read the disk has not answered yet."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.writer = ChainWriter(
             self.disk,
@@ -177,6 +179,8 @@ class DiskTier:
             if needs[0].place.path in {piece[0].place.path for piece in fetch.pieces}:
                 self._waits[seq] = fetch  # it looks again afterwards, for what is left
                 return True
+        if self._num_unanswered:  # it would be waited for in vain again
+            return False
         gain = num_blocks * self._size - hit.num_tokens
         num_bytes = sum(self.memory.sizes[one.group] for one in needs)
         seconds = self._compute_seconds(gain)
@@ -213,6 +217,7 @@ class DiskTier:
         if not fetch.over:
             self._end(fetch)
             self.stats.given_up += 1
+            self._num_unanswered += 1
 
     def _end(self, fetch: Fetch) -> None:
         fetch.over = True
@@ -319,7 +324,9 @@ class DiskTier:
                 complete = True
         finally:
             reading.cancel()
-            if not fetch.over:
+            if fetch.over:
+                self._num_unanswered -= 1
+            else:
                 self.stats.given_up += not complete
                 seconds = self.clock() - fetch.began
                 tokens = len(fetch.tokens) - fetch.num_cached

@@ -45,6 +45,7 @@ from engine.mailbox import Outlet
 from engine.metrics_sink import MetricsSink
 from engine.observer import Observer, Observers
 from engine.request import DraftStats, EngineStats, FinishReason, Request, Stage, StateStats
+from engine.stop_limits import FLUSH_SECONDS
 from engine.waiting.admission import Admission
 from engine.waiting.order import make_policy
 from engine.waiting.queue import WaitingQueue
@@ -59,9 +60,6 @@ from executors.contract import (
 )
 
 logger = logging.getLogger("cohort.engine")
-
-FLUSH_SECONDS = 20.0
-"""Within which KV that is not on disk yet is written before its memory goes, at a stop or an unload."""
 
 
 class EngineCore:
@@ -277,10 +275,19 @@ class EngineCore:
         return True
 
     async def stop(self) -> None:
-        """End everything: what still runs gets `Unavailable`, the executor is shut down. Idempotent."""
-        if self._tier is not None:
-            if self.stage in (Stage.READY, Stage.DRAINING):
+        """End everything: what still runs gets `Unavailable`, the executor is shut down. Idempotent.
+
+        KV that is not on disk is written first. A caller that waits no longer ends the writing, and then the rest as well.
+        """
+        try:
+            if self._tier is not None and self.stage in (Stage.READY, Stage.DRAINING):
                 await self._tier.writer.flush(FLUSH_SECONDS)
+        finally:
+            await self._end_all()
+
+    async def _end_all(self) -> None:
+        """End tasks, sequences and the executor."""
+        if self._tier is not None:
             await self._tier.stop()
             self._tier = None
         self._health.stage = Stage.STOPPED

@@ -34,7 +34,7 @@ class KvShare:
     @property
     def spare_bytes(self) -> int:
         """Bytes that could be given now, at most: blocks share spans with blocks in use."""
-        return sum(self._spare_blocks(group) * group.bytes_per_block for group in self._groups)
+        return sum(self._giveable_blocks(group) * group.bytes_per_block for group in self._groups)
 
     @property
     def given_bytes(self) -> int:
@@ -46,12 +46,10 @@ class KvShare:
         blocks are found no more."""
         for group in self._groups:
             pool, size = group.pool, group.bytes_per_block
-            count = min(self._spare_blocks(group), -(-num_bytes // size))
+            count = min(self._giveable_blocks(group), -(-num_bytes // size))
             if count <= 0:
                 continue
-            with_memory = count - pool.num_without_memory
-            if with_memory > 0 and not self._is_copied_from():
-                self._release(group, with_memory)
+            self._release(group, count - pool.num_without_memory)
             num_bytes -= pool.withhold(count) * size
 
     def take(self, num_bytes: int) -> None:
@@ -59,9 +57,10 @@ class KvShare:
         for group in self._groups:
             num_bytes -= group.pool.restore(num_bytes // group.bytes_per_block) * group.bytes_per_block
 
-    def _spare_blocks(self, group: BlockGroup) -> int:
+    def _giveable_blocks(self, group: BlockGroup) -> int:
         pool = group.pool
-        return max(0, min(pool.num_free, pool.num_available - self._least))
+        free = pool.num_without_memory if self._is_copied_from() else pool.num_free
+        return max(0, min(free, pool.num_available - self._least))
 
     def _release(self, group: BlockGroup, count: int) -> None:
         """Have the memory of at least so many blocks released, if whole spans are free: the longest free first."""

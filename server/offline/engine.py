@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from engine.core.engine import EngineCore
+from engine.stop_limits import STOP_SECONDS
 from engine.text.generation import TextRequest
 from server.http.call import Call
 from server.offline.outputs import Gathered, RequestOutput, prompt_entries
@@ -31,8 +32,6 @@ from server.telemetry.metrics import Metrics
 Result = TypeVar("Result")
 _SIGNALS_SEEN = 0.5
 """Seconds after which a thread that waits looks for Ctrl-C."""
-_STOP_TIMEOUT = 10.0
-"""Seconds in which the executor process must have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ class OfflineEngine:
             self._started.set()
             await closing
         finally:
-            async with asyncio.timeout(_STOP_TIMEOUT):
+            async with asyncio.timeout(STOP_SECONDS):
                 await self._core.stop()
             if state.judge is not None:
                 await state.judge.close()

@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from engine.request import Stage
+from engine.stop_limits import STOP_SECONDS
 from server.http.certificates import Certificates
 from server.http.listener import Listener, most_connections
 from server.http.protocol import BoundedHttpProtocol, bounded
@@ -31,8 +32,6 @@ log = structlog.get_logger("server")
 _STAGE_INTERVAL = 0.5
 _RECOVERY_LINES = 1.5
 """Seconds between log lines while the executor comes back."""
-_STOP_TIMEOUT = 10.0
-"""Time limit for the engine to stop its executor, in seconds; the executor's process also ends without its parent."""
 _LAST_BYTES_TIMEOUT = 3
 """Time for responses that the engine has ended early to reach their clients, in seconds."""
 _READING_INTERVAL = 0.05
@@ -266,10 +265,10 @@ async def _in_a_hurry(front: FrontEnd, signals: Signals) -> AsyncIterator[None]:
 
 async def _stop(core: Stoppable) -> None:
     try:
-        async with asyncio.timeout(_STOP_TIMEOUT):
+        async with asyncio.timeout(STOP_SECONDS):
             await core.stop()
     except TimeoutError:
-        log.error("the executor did not shut down in time", timeout=_STOP_TIMEOUT)
+        log.error("the executor did not shut down in time", timeout=STOP_SECONDS)
 
 
 @contextlib.asynccontextmanager

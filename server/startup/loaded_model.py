@@ -11,6 +11,7 @@ import structlog
 from engine.core.core_share import SharedCores
 from engine.core.engine import EngineCore
 from engine.kv.disk.disk import Disk
+from engine.stop_limits import STOP_SECONDS
 from executors.contract import ConfigError
 from server.models.declared import DeclaredModel
 from server.startup.known_pace import KnownPace
@@ -24,9 +25,6 @@ from server.system import gc_tuning
 from server.telemetry.stats_line import StatsLine
 
 log = structlog.get_logger("server")
-
-_STOP_TIMEOUT = 10.0
-"""Time limit for an engine to stop its executor, in seconds; the executor's process also ends without its parent."""
 
 _STEP_TIMEOUT = 10.0
 """Time limit for an engine to get between two steps, in seconds: one that hangs or recovers keeps its KV."""
@@ -143,10 +141,10 @@ async def _ended(state: ServerState, core: EngineCore | PendingCore, loader: Mod
     """End the engine and what else the model has of the process."""
     judge = state.judge
     try:
-        async with asyncio.timeout(_STOP_TIMEOUT):
+        async with asyncio.timeout(STOP_SECONDS):
             await core.stop()
     except TimeoutError:
-        log.error("the executor did not shut down in time", timeout=_STOP_TIMEOUT)
+        log.error("the executor did not shut down in time", timeout=STOP_SECONDS)
     finally:
         state.forget_model()
         state.metrics.forget_engine()

@@ -23,9 +23,10 @@ from engine.kv import kv_cache_manager, prefix_cache
 from engine.kv.disk import format as disk_format
 from engine.kv.disk.directory import CacheDirectory
 from engine.kv.disk.disk import Disk
-from engine.request import Request, RequestContext
+from engine.request import Request, RequestContext, Stage
+from engine.stop_limits import FLUSH_SECONDS, STOP_SECONDS
 from engine.story import Lost, Missed, PrefixMatch
-from executors.contract import ConfigError, Int32Array, SealedBlocks
+from executors.contract import ConfigError, ExecutorState, Int32Array, SealedBlocks
 from executors.testing.fakes.base import FakeExecutor
 from executors.testing.fakes.oracle import expected_tokens
 from tests.engine.harness import GREEDY, fake, run
@@ -333,10 +334,18 @@ class Hanging:
 
     def __init__(self) -> None:
         self.calls = 0
+        self._waiting: list[asyncio.Future[Any]] = []
 
     def run(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         self.calls += 1
-        return asyncio.get_running_loop().create_future()
+        self._waiting.append(asyncio.get_running_loop().create_future())
+        return self._waiting[-1]
+
+    def answer(self, error: Exception) -> None:
+        """Answer what waits, late."""
+        for one in self._waiting:
+            if not one.done():
+                one.set_exception(error)
 
     def close(self) -> None:
         pass
@@ -365,6 +374,54 @@ async def test_no_stream_waits_for_a_disk_that_hangs(
             await answered(core, [number] * 30)
         assert hanging.calls
     assert time.monotonic() - began < 10
+
+
+async def test_a_disk_that_answers_no_read_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [[number, *PROMPT[1:]] for number in range(4)]
+    async with serving(tmp_path) as core:
+        for prompt in prompts:
+            await answered(core, prompt)
+    monkeypatch.setattr(disk_tier, "_LONGEST_WAIT", 1.0)
+    monkeypatch.setattr("engine.core.engine.FLUSH_SECONDS", 0.05)
+    disk = Disk(CacheDirectory(tmp_path, 1 << 30), 1e9)
+    async with serving(tmp_path, disk=disk) as core:
+        reader = disk._reader
+        disk._reader = hanging = Hanging()
+        began = time.monotonic()
+        await answered(core, prompts[0])
+        first = time.monotonic() - began
+        for prompt in prompts[1:3]:
+            await answered(core, prompt)
+        assert time.monotonic() - began - first < first
+        hanging.answer(OSError("the cable is back"))
+        disk._reader = reader
+        await asyncio.sleep(0)
+        before = core._tier.stats.hit_tokens if core._tier else 0
+        await answered(core, prompts[3])
+        assert core._tier is not None and core._tier.stats.hit_tokens > before
+
+
+async def test_a_stop_that_is_not_waited_for_ends_the_executor(tmp_path: Path) -> None:
+    disk = Disk(CacheDirectory(tmp_path, 1 << 30), 1e9)
+    await disk.open()
+    executor = made()
+    core = EngineCore(executor, EngineConfig(max_num_seqs=8, max_num_batched_tokens=32), disk=disk)
+    await core.start()
+    assert core._tier is not None
+    core._tier.writer.least_tokens = 8
+    disk._writer = Hanging()
+    await answered(core, PROMPT)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await core.stop()
+    assert executor.status().state is ExecutorState.SHUTDOWN and core.stage is Stage.STOPPED
+    disk.close()
+
+
+def test_a_stop_has_time_for_what_is_written() -> None:
+    assert STOP_SECONDS >= FLUSH_SECONDS + 5
 
 
 @pytest.mark.parametrize("number", [28, 30], ids=["full", "read-only"])
@@ -430,7 +487,8 @@ async def test_use_of_a_prompt_in_memory_keeps_its_files(tmp_path: Path) -> None
             await answered(core, [turn] * 24)
             await flushed(core)
     async with serving(tmp_path, limit=limit) as core:
-        assert await answered(core, [*PROMPT, *[9] * 4 * 8]) >= 40
+        # Without its first file nothing is found. How many of the last ones stay depends on which thread was first.
+        assert await answered(core, [*PROMPT, *[9] * 4 * 8]) >= 24
 
 
 async def test_a_read_is_dropped_that_the_executor_did_not_survive(

@@ -6,8 +6,9 @@
 One task makes all transitions, one at a time: so a model is loaded once however many calls wait for it, and never two at once.
 Calls change nothing but leases and waiters, and wake the task.
 
-Room is made in this order: KV that loaded models do not use, if that is enough; idle models, the least recently used first; then,
-once a call has waited `swap_after` seconds, models with running streams, which are parked. Pinned models keep their room.
+Room is made in this order: KV that idle models do not use, if that is enough; idle models, the least recently used first; KV that
+models with running streams do not use; then, once a call has waited `swap_after` seconds, these models, which are parked. Pinned
+models keep their room.
 
 Models come in the order of their oldest calls. While the first one waits for running streams, a model passes it that fits without
 parking anything. A model that has passed is parked for the first one without regard to its residency: so the first one waits as
@@ -269,24 +270,26 @@ class ModelTable:
 
     async def _place(self, entry: ModelEntry) -> bool:
         """Load the model if it fits, or unload an idle one if it fits beside the rest. False if neither is so."""
-        if self._room(entry) >= entry.need or await self._lend(entry):
+        if self._room(entry) >= entry.need or await self._lend(entry, self._idle(entry)):
             await self._load(entry)
             return True
-        idle = [one for one in self._movable(entry) if self._is_idle(one)]
-        if self._room(entry) + sum(one.need for one in idle) < entry.need:
-            return False
-        await self._unload(min(idle, key=lambda one: one.last_used))
-        return True
+        idle = self._idle(entry)  # not those of before: calls may have come while KV was given
+        if self._room(entry) + sum(one.need for one in idle) >= entry.need:
+            await self._unload(min(idle, key=lambda one: one.last_used))
+            return True
+        # Running streams may have to be computed again where they grow: only in place of being parked.
+        if await self._lend(entry, self._movable(entry)):
+            await self._load(entry)
+            return True
+        return False
 
-    async def _lend(self, entry: ModelEntry) -> bool:
+    async def _lend(self, entry: ModelEntry, lenders: list[ModelEntry]) -> bool:
         """Have loaded models give KV that they do not use to `entry`. False if that is not enough."""
         lack = entry.need - self._room(entry)
-        spare = {
-            one.name: one.runtime.spare_kv_bytes for one in self._movable(entry) if one.runtime is not None
-        }
+        spare = {one.name: one.runtime.spare_kv_bytes for one in lenders if one.runtime is not None}
         if sum(spare.values()) < lack:
             return False
-        for one in sorted(self._movable(entry), key=lambda one: spare.get(one.name, 0), reverse=True):
+        for one in sorted(lenders, key=lambda one: spare.get(one.name, 0), reverse=True):
             if self._room(entry) >= entry.need or not spare.get(one.name):
                 break
             await self._give(one, math.ceil(entry.need - self._room(entry)))
@@ -438,6 +441,10 @@ class ModelTable:
         """Bytes that no loaded model needs; `beside` counts as not loaded."""
         loaded = (one.need for one in self.entries.values() if one is not beside and one.status in RESIDENT)
         return self.budget - sum(loaded)
+
+    def _idle(self, entry: ModelEntry) -> list[ModelEntry]:
+        """Idle models that may give way to `entry`."""
+        return [one for one in self._movable(entry) if self._is_idle(one)]
 
     def _others(self, entry: ModelEntry) -> list[ModelEntry]:
         return [one for one in self.entries.values() if one is not entry]

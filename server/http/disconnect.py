@@ -59,6 +59,7 @@ def _watch_call(call: Call | None, hang_up: Callable[[], None]) -> Callable[[], 
     if connection.disconnected:
         # In a later turn, as by every other way: a task that cancels itself is still cancelled after it has ended by itself.
         return asyncio.get_running_loop().call_soon(hang_up).cancel
+    connection.flow.resume_reading()  # paused behind a large body, the connection would not hear of its end
     call.hang_up = hang_up
     return call.stay
 

@@ -168,12 +168,17 @@ def call_on(connection: Any) -> Call:
     return Call(connection=cast(Any, lambda: connection))
 
 
+def connected() -> Any:
+    """A connection whose client is there."""
+    return SimpleNamespace(disconnected=False, flow=SimpleNamespace(resume_reading=lambda: None))
+
+
 async def unread() -> Any:
     raise AssertionError("the messages of a call with a protocol are not waited for")
 
 
 async def test_a_protocol_that_tells_of_the_disconnect_needs_no_other_task() -> None:
-    call = call_on(SimpleNamespace(disconnected=False))
+    call = call_on(connected())
 
     async def work() -> int:
         await asyncio.sleep(0)
@@ -187,7 +192,7 @@ async def test_a_protocol_that_tells_of_the_disconnect_needs_no_other_task() -> 
 
 
 async def test_what_the_protocol_tells_ends_the_work_and_not_its_task() -> None:
-    call, ended = call_on(SimpleNamespace(disconnected=False)), []
+    call, ended = call_on(connected()), []
 
     async def work() -> None:
         try:
@@ -225,7 +230,7 @@ async def test_a_call_whose_connection_is_no_more_is_watched_by_its_messages() -
 
 
 async def test_work_within_work_is_ended_too() -> None:
-    client, call = Client(), call_on(SimpleNamespace(disconnected=False))
+    client, call = Client(), call_on(connected())
 
     def leave() -> None:
         client.leave()
@@ -241,15 +246,16 @@ async def test_work_within_work_is_ended_too() -> None:
     assert client.waiting == 0 and asyncio.current_task().cancelling() == 0
 
 
+@pytest.mark.parametrize("body", [raw_http.WHOLE, b" " * 500_000 + raw_http.WHOLE], ids=["small", "large"])
 @pytest.mark.parametrize("pipelined", [False, True])
-async def test_a_client_that_closes_its_connection_ends_its_generation(pipelined: bool) -> None:
-    """Over a socket: the first of one or two calls on a connection runs when the client goes."""
+async def test_a_client_that_closes_its_connection_ends_its_generation(pipelined: bool, body: bytes) -> None:
+    """Over a socket: the first of one or two calls on a connection runs when the client goes. A large body pauses reading."""
     house = House()
     house.engine.script = steps(TextDelta(0, "Hel", (1,)), asyncio.Event())
     async with raw_http.serving(house) as running:
         host, port = running.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(raw_http.post(raw_http.WHOLE, close=b"") * (1 + pipelined))
+        writer.write(raw_http.post(body, close=b"") * (1 + pipelined))
         await asyncio.wait_for(house.engine.paused.wait(), 5)
         assert len(house.engine.open) == 1 and not house.engine.aborted
         writer.close()

@@ -25,7 +25,7 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from benchmarks import page_cache
+from benchmarks import first_token, page_cache
 
 WORDS = (
     "the of and to in is it you that he was for on are with as his they be at one have this from or".split()
@@ -120,29 +120,12 @@ class _Server:
 
     def post(self, path: str, body: dict[str, Any]) -> HTTPResponse:
         """Return the answer of a call, its body not yet read."""
-        request = urllib.request.Request(
-            self._url + path, json.dumps(body).encode(), {"content-type": "application/json"}
-        )
-        answer: HTTPResponse = urllib.request.urlopen(request, timeout=3600)
-        return answer
+        return first_token.post(self._url + path, body)
 
-    def first_token(self, messages: list[tuple[str, str]], model: str = "m") -> float:
+    def first_token(self, messages: list[tuple[str, str]]) -> float:
         """Return seconds until the first token."""
-        body = {
-            "model": model,
-            "messages": [{"role": role, "content": content} for role, content in messages],
-            "max_tokens": 2,
-            "stream": True,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
-        began = time.monotonic()
-        first = 0.0
-        with self.post("/v1/chat/completions", body) as answer:
-            for line in answer:
-                if not first and line.startswith(b"data: {") and b'"content":""' not in line:
-                    first = time.monotonic() - began
-        return first
+        body = {"model": "m", "messages": [{"role": role, "content": content} for role, content in messages]}
+        return first_token.first_token(f"{self._url}/v1/chat/completions", body, 2)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,10 @@ import json
 import random
 import tempfile
 import time
-import urllib.request
-from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from benchmarks import page_cache
+from benchmarks import first_token, page_cache
 from benchmarks.peers import gguf_files
 from benchmarks.peers.servers import MODEL_NAME, Room, Side, cohort, llama, serving
 
@@ -84,35 +82,15 @@ def _tokens(rng: random.Random, count: int) -> list[int]:
     return rng.choices(_TOKENS, k=count)
 
 
-def _post(url: str, body: dict[str, Any]) -> HTTPResponse:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    answer: HTTPResponse = urllib.request.urlopen(request, timeout=7200)
-    return answer
-
-
 def _slot(url: str, action: str) -> float:
     began = time.monotonic()
-    _post(f"{url}/slots/0?action={action}", {"filename": "prompt.bin"}).read()
+    first_token.post(f"{url}/slots/0?action={action}", {"filename": "prompt.bin"}).read()
     return time.monotonic() - began
 
 
 def _first_token(url: str, prompt: list[int]) -> float:
     """Return seconds until the first of four tokens."""
-    body = {
-        "model": MODEL_NAME,
-        "prompt": prompt,
-        "max_tokens": 4,
-        "stream": True,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    began = time.monotonic()
-    first = 0.0
-    with _post(f"{url}/v1/completions", body) as answer:
-        for line in answer:
-            if line.startswith(b"data: {"):
-                first = first or time.monotonic() - began
-    return first
+    return first_token.first_token(f"{url}/v1/completions", {"model": MODEL_NAME, "prompt": prompt}, 4)
 
 
 if __name__ == "__main__":

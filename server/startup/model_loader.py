@@ -239,12 +239,13 @@ class ModelLoader:
         elif uses_adapters(self.settings):
             report("loading adapters", 0, 0)
             await self._add_adapters(core.core, state, model)
+        # Before the server is ready: the lines that tell of it follow in the same turn, so that who has waited finds them.
+        await asyncio.to_thread(self.known_pace.learn, core.core.executor.pace())
         if self.pool is not None:
             report("starting the API workers", 0, 0)
             await self.pool.serve(self.facts(state, core.core, model))
         state.model = model
         state.progress = None
-        await asyncio.to_thread(self.known_pace.learn, core.core.executor.pace())
         return model
 
     def facts(self, state: ServerState, core: EngineCore, model: ServedModel) -> Serve:

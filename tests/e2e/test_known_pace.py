@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -14,6 +15,19 @@ from tests.e2e.server_process import ServerProcess
 pytestmark = pytest.mark.timeout(180)
 
 MEASURING = "measuring the pace"
+_SLOW = """
+import os
+import time
+
+_replace = os.replace
+
+def _slowly(source, target, **options):
+    if "/pace/" in os.fspath(target):
+        time.sleep(1.5)
+    _replace(source, target, **options)
+
+os.replace = _slowly
+"""
 
 
 def run(folder: Path, *, tokens: int = 0) -> str:
@@ -61,3 +75,14 @@ def test_a_server_of_one_model_keeps_its_pace_too(tmp_path: Path) -> None:
         (entry,) = (tmp_path / "cache/cohort/pace").iterdir()
         kept.append((entry.name, entry.stat().st_mtime_ns, entry.read_text()))
     assert kept[0] == kept[1]
+
+
+def test_a_ready_server_has_said_what_it_serves(tmp_path: Path) -> None:
+    """Also where the cache's folder is slow: a supervisor that has waited for /ready finds these lines in the log."""
+    bring_kernels(tmp_path / "cache")
+    (tmp_path / "sitecustomize.py").write_text(_SLOW)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    with ServerProcess(
+        ["cohort-tiny"], tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": paths}
+    ) as server:
+        assert "executor: attention: " in server.log() and "kv_tokens=" in server.log(), server.log()

@@ -126,19 +126,26 @@ class Mailbox:
         """Give what is held to the waiting reader's `direct`, and wake the reader for the rest. Called in the turn after `put`.
         Returns what is to be called before the turn ends, if the reader has given something."""
         self._handing_over = False
-        deltas, flush = self._deltas, self._flush
-        while deltas and self._direct is not None and not self._packed:
-            if len(deltas) == 1:  # the frequent case, without an iterator
-                key, delta = deltas.popitem()
-            else:
-                key = next(iter(deltas))
-                delta = deltas.pop(key)
-            if not self._direct(key, delta):
+        deltas, direct, flush = self._deltas, self._direct, self._flush
+        if direct is not None and len(deltas) == 1 and not self._packed:  # the frequent case, without a loop
+            key, delta = deltas.popitem()
+            if not direct(key, delta):
                 self._deltas = {key: delta, **deltas}
-                break
+        else:
+            self._hand_over_each()
         if self._deltas:
             self.wake()
         return flush
+
+    def _hand_over_each(self) -> None:
+        """`hand_over` of any number of deltas, until the reader takes no more."""
+        deltas = self._deltas
+        while deltas and self._direct is not None and not self._packed:
+            key = next(iter(deltas))
+            delta = deltas.pop(key)
+            if not self._direct(key, delta):
+                self._deltas = {key: delta, **deltas}
+                break
 
     def _append(self, key: int, first: TokenDelta, delta: TokenDelta) -> None:
         if delta.tokens:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 from typing import NamedTuple
@@ -71,8 +71,9 @@ class Observer:
     def output_resumed(self, seq: Sequence, now: float) -> None:
         """A sequence that was rolled back has a new token."""
 
-    def tokens_committed(self, gaps: SequenceOf[tuple[int, float]]) -> None:
-        """A step gave tokens to sequences that had some: for each sequence their number, and seconds since its last ones."""
+    def tokens_committed(self, gaps: Mapping[tuple[int, float], int]) -> None:
+        """A step gave tokens to sequences that had some: how many sequences, by the number of their tokens and the seconds since
+        their last ones."""
 
     def failed(self, seq: Sequence, error: EngineError) -> None:
         """A sequence has ended, or is about to end, in an error."""

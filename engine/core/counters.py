@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 from engine.errors import EngineError, Overloaded
@@ -56,9 +56,8 @@ class Counters(Observer):
         if count > 1:
             self._sink.tokens(count - 1, 0.0)
 
-    def tokens_committed(self, gaps: SequenceOf[tuple[int, float]]) -> None:
-        # Of sequences that run in the same steps all are equal.
-        for (count, seconds), sequences in Counter(gaps).items():
+    def tokens_committed(self, gaps: Mapping[tuple[int, float], int]) -> None:
+        for (count, seconds), sequences in gaps.items():
             self._sink.tokens(count, seconds, sequences)
 
     def failed(self, seq: Sequence, error: EngineError) -> None:

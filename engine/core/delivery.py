@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 from engine.errors import EngineError
 from engine.observer import Observer
@@ -48,24 +49,30 @@ class Delivery:
             self._idle.clear()
             await self._idle.wait()
 
-    def publish(self, deltas: Iterable[tuple[Sequence, TokenDelta]]) -> None:
+    def publish(self, deltas: list[tuple[Sequence, TokenDelta]]) -> None:
         """Put the output of a step into the mailboxes at once."""
         self.hold(deltas)
         self.release()
 
-    def hold(self, deltas: Iterable[tuple[Sequence, TokenDelta]]) -> None:
+    def hold(self, deltas: list[tuple[Sequence, TokenDelta]]) -> None:
         """Count the output of a step and hold it until `release`, which must follow before the next await: a filled mailbox
         wakes its reader, hundreds of readers take milliseconds, and the next step must not wait for them."""
         now = self._clock()
-        gaps: list[tuple[int, float]] = []
-        for one in deltas:
-            seq, delta = one
-            if count := len(delta.tokens):
+        gaps: Counter[tuple[int, float]] = Counter()
+        in_step: dict[float, int] = {}
+        """Sequences that gained one token, by the time of the one before: those that run in the same steps share it."""
+        for seq, delta in deltas:
+            count, previous = len(delta.tokens), seq.last_token_time
+            if count == 1 and delta.finish_reason is None and previous is not None and not seq.paused:
+                seq.last_token_time = now  # nearly all, without the calls
+                in_step[previous] = in_step.get(previous, 0) + 1
+                continue
+            if count:
                 previous = seq.stamp_tokens(now)
                 if previous is None:
                     self._observer.output_started(seq, count, now)
                 else:
-                    gaps.append((count, now - previous))
+                    gaps[count, now - previous] += 1
                 if seq.paused:
                     seq.go_on()
                     self._observer.output_resumed(seq, now)
@@ -73,7 +80,9 @@ class Delivery:
                 if delta.error is not None:
                     self._observer.failed(seq, delta.error)
                 self.gone(seq)
-            self._unsent.append(one)
+        self._unsent += deltas
+        for previous, sequences in in_step.items():
+            gaps[1, now - previous] += sequences
         if gaps:
             self._observer.tokens_committed(gaps)
 

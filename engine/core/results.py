@@ -53,8 +53,49 @@ class StepResults:
         """Take in a step's result; returns what each sequence gained."""
         seqs = self._sequences.done(batch.step_id)
         self._step_budget.went_well()
+        ids = output.token_ids.tolist()
+        if self._gives_one_each(batch, output):
+            deltas = self._commit_one_each(seqs, ids)
+        else:
+            deltas = self._commit_each(seqs, ids, batch, output)
+        # What failed is withdrawn by now.
+        self._kv.seals.commit(batch, output)
+        if output.drafts is not None:
+            self._model_drafts.receive(seqs, output.drafts)
+        return deltas
+
+    def _gives_one_each(self, batch: UnifiedBatch, output: UnifiedOutput) -> bool:
+        """Whether each item of the step has one token and nothing else, as in nearly every step of running streams."""
+        return (
+            len(output.token_ids) == len(batch)
+            and not output.details
+            and bool(batch.is_final_chunk.all())
+            and not batch.num_draft_tokens.any()
+        )
+
+    def _commit_one_each(
+        self, seqs: SequenceOf[Sequence], ids: SequenceOf[int]
+    ) -> list[tuple[Sequence, TokenDelta]]:
+        plain = self._plain
         deltas: list[tuple[Sequence, TokenDelta]] = []
-        ids, counts, details = output.token_ids.tolist(), output.num_tokens.tolist(), output.details
+        for seq, token_id in zip(seqs, ids, strict=True):
+            if seq.take_plain(token_id):
+                deltas.append((seq, TokenDelta([plain[token_id]], None, None, seq.num_cached_tokens)))
+            elif seq.receive(True):
+                deltas.append((seq, self._append(seq, (plain[token_id],))))
+            elif seq.finished and not seq.in_flight:
+                self._sequences.let_go(seq)
+        return deltas
+
+    def _commit_each(
+        self,
+        seqs: SequenceOf[Sequence],
+        ids: SequenceOf[int],
+        batch: UnifiedBatch,
+        output: UnifiedOutput,
+    ) -> list[tuple[Sequence, TokenDelta]]:
+        deltas: list[tuple[Sequence, TokenDelta]] = []
+        counts, details = output.num_tokens.tolist(), output.details
         drafts, sampled = batch.num_draft_tokens.tolist(), batch.is_final_chunk.tolist()
         if verified := any(drafts):  # how many tokens come of drafts is settled below
             sampled = [final and not count for final, count in zip(sampled, drafts, strict=True)]
@@ -100,10 +141,6 @@ class StepResults:
                     deltas.append((seq, failed))
             else:
                 seq.settle_chunk(int(batch.pos_offsets[i]) + int(batch.num_q_tokens[i]))
-        # What failed is withdrawn by now.
-        self._kv.seals.commit(batch, output)
-        if output.drafts is not None:
-            self._model_drafts.receive(seqs, output.drafts)
         return deltas
 
     def _settle_state(self, seq: Sequence, position: int, accepted: bool) -> None:

@@ -134,7 +134,6 @@ class Generation:
     def __init__(self, core: TextCore, tokenizer: Tokenizer, request: TextRequest) -> None:
         self.request = request
         self.seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
-        self.usage = Usage(prompt_tokens=sum(map(len, request.prompts)))
         self._core = core
         self._tokenizer = tokenizer
         # Weakly: a circle would keep the prompt until the garbage collector comes, which is seldom.
@@ -181,6 +180,15 @@ class Generation:
         """A delta whose text was made outside of the iteration, which gives it next: it ended its choice, or was not taken."""
         self._failure: Exception | None = None
         """What `sink` raised; the iteration raises it next."""
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts of the deltas so far."""
+        return Usage(
+            prompt_tokens=sum(map(len, self.request.prompts)),
+            completion_tokens=sum(choice.num_tokens for choice in self._choices.values()),
+            cached_tokens=sum(self._cached.values()),
+        )
 
     def _submit(self) -> None:
         """Queue all choices or none: an error aborts those queued before it."""
@@ -252,11 +260,11 @@ class Generation:
     async def __aexit__(self, *exc: object) -> None:
         self._abort()
         self.sink = None  # it may know this call
-        self._takers.clear()
 
     def _abort(self) -> None:
         self._abort_all()
         self._seq_ids.clear()
+        self._takers.clear()
 
     def _abort_all(self) -> None:
         """Abort all running sequences; deltas computed so far can still be read."""
@@ -302,8 +310,21 @@ class Generation:
         """Give a delta's text to `sink`; False if the iteration has to take the delta."""
         taker = self._takers.get(index)
         if taker is not None and delta.finish_reason is None and len(delta.tokens) == 1:  # the frequent case
-            self._pass_text(index, delta, taker)
+            choice, take = taker
+            try:
+                token_id = delta.tokens[0].token_id
+                text = choice.push_plain(token_id)
+                if take(text):
+                    return True
+                self._last = TextDelta(index, text, (token_id,))
+            except Exception as error:
+                self._failure = error
+            self._mailbox.wake()
             return True
+        return self._pass_delta(index, delta)
+
+    def _pass_delta(self, index: int, delta: TokenDelta) -> bool:
+        """`_pass_on` of a delta that may be more than a plain choice's next token."""
         sink, choice = self.sink, self._choices[index]
         if (
             sink is None
@@ -329,38 +350,19 @@ class Generation:
         self._mailbox.wake()
         return True
 
-    def _pass_text(self, index: int, delta: TokenDelta, taker: tuple[Choice, TakeText]) -> None:
-        """`_pass_on` of a plain choice's next token, without a `TextDelta`."""
-        if index not in self._seq_ids:
-            return
-        choice, take = taker
-        try:
-            token_id = delta.tokens[0].token_id
-            text = choice.push_plain(token_id)
-            self.usage.completion_tokens += 1
-            if self._cached.get(index) != delta.num_cached_tokens:
-                self._note_cached(index, delta)
-            if take(text):
-                return
-            self._last = TextDelta(index, text, (token_id,))
-        except Exception as error:
-            self._failure = error
-        self._mailbox.wake()
-
     def _note_cached(self, index: int, delta: TokenDelta) -> None:
         """Count tokens found in the cache. The first choice of a prompt looks it up; the others begin with its KV."""
-        if self._cached.get(index) != delta.num_cached_tokens and not index % self.request.n:
+        if not index % self.request.n:
             self._cached[index] = delta.num_cached_tokens
-            self.usage.cached_tokens = sum(self._cached.values())
 
     def _advance(self, index: int, delta: TokenDelta) -> TextDelta:
         choice = self._choices[index]
         failed = delta.finish_reason is FinishReason.ERROR  # behind its tokens
         text = choice.push(replace(delta, finish_reason=None) if failed else delta)
-        self.usage.completion_tokens += len(text.token_ids)
         self._note_cached(index, delta)
         if choice.finished:
             seq_id = self._seq_ids.pop(index)
+            self._takers.pop(index, None)
             if choice.ended_by_text:
                 self._core.finish(seq_id, choice.num_tokens)
         return text

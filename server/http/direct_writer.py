@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -18,18 +19,21 @@ class DirectWriter:
     before. One writer: the event loop.
     """
 
-    __slots__ = ("_buffer", "_connection", "_sending")
+    __slots__ = ("_buffer", "_connection", "_sending", "_time")
 
     def __init__(self) -> None:
         self._connection: RequestResponseCycle | None = None
         self._sending: Sending | None = None
         self._buffer = b""
         """Chunks that `flush` writes, before the turn of the event loop ends."""
+        self._time = time.monotonic
 
     def open(self, connection: RequestResponseCycle, sending: Sending) -> None:
         """Write to this connection, until `close`; `sending` is told of each chunk. The stream has not ended."""
         self._connection = connection
         self._sending = sending
+        # The same clock, which the loop reads once a turn; signs of life are counted in seconds.
+        self._time = asyncio.get_running_loop().time
 
     def close(self) -> None:
         """Write nothing more."""
@@ -62,28 +66,38 @@ class DirectWriter:
             or connection.response_complete
         )
 
-    def write(self, chunk: bytes) -> None:
-        """Write a chunk, which is not empty. Only while `ready` is True."""
-        assert self._connection is not None and self._sending is not None
-        self._connection.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-        self._sending.at = time.monotonic()
-
     def hold(self, chunk: bytes) -> None:
         """Write a chunk with `flush`. Only while `ready` is True."""
         self._buffer += chunk
 
     def flush(self) -> None:
         """Write what is held, as one chunk."""
-        if chunk := self._buffer:
+        chunk, connection, sending = self._buffer, self._connection, self._sending
+        if chunk:
+            assert connection is not None and sending is not None
             self._buffer = b""
-            self.write(chunk)
+            connection.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            sending.at = self._time()
 
     def text_writer(self, encode: Callable[[str], bytes]) -> Callable[[str], bool]:
         """Function that holds the chunk which `encode` makes of a text, unless that is empty. It returns False, and has made
         nothing, unless the writer is `ready`. To be asked for once the writer was."""
 
+        connection, sending = self._connection, self._sending
+        assert connection is not None and sending is not None
+        flow = connection.flow
+
         def hold(text: str) -> bool:
-            if not self._goes_on():
+            # `_goes_on`, without the call.
+            if (
+                self._connection is not connection
+                or sending.gone
+                or sending.busy
+                or sending.telling
+                or flow.write_paused
+                or connection.disconnected
+                or connection.response_complete
+            ):
                 return False
             if text:
                 self._buffer += encode(text)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import msgspec
@@ -232,19 +232,19 @@ class MessageStream:
         self._blocks = BlockWriter(answer.show_thoughts)
         self._started = False
         self._ending = answer.ending("stop", None)
-        self._usage = Usage(prompt_tokens=answer.prompt_tokens)
+        self._usage: Callable[[], Usage] = lambda: Usage(prompt_tokens=answer.prompt_tokens)
 
     def begin(self, generation: Generation) -> None:
         """The call is queued; the first event waits for the first delta, which knows what was cached."""
-        self._usage = generation.usage
+        self._usage = lambda: generation.usage
 
     def ping(self) -> bytes:
         """The events after a silence. A message that has not begun begins: clients read nothing before that."""
-        return self._begin(self._usage.completion_tokens) + _event({"type": "ping"})
+        return self._begin() + _event({"type": "ping"})
 
     def delta(self, delta: TextDelta) -> bytes:
         """The events of a delta; empty if all of it is held back."""
-        out = self._begin(self._usage.completion_tokens - len(delta.token_ids))
+        out = self._begin(len(delta.token_ids))
         blocks, choice = self._blocks, self._choice
         if blocks.kind == "text" and delta.finish_reason is None and choice.plain:  # the frequent case
             return out + _text_event(blocks.index, delta.text) if delta.text else out
@@ -262,15 +262,17 @@ class MessageStream:
 
     def end(self) -> bytes:
         """The events after the last delta."""
-        usage = self._answer.usage(self._usage, self._choice.reasoning_tokens)
+        usage = self._answer.usage(self._usage(), self._choice.reasoning_tokens)
         ending: m.MessageUpdate = {"type": "message_delta", "delta": self._ending, "usage": usage}
-        return self._begin(0) + _event(ending) + _event({"type": "message_stop"})
+        return self._begin() + _event(ending) + _event({"type": "message_stop"})
 
-    def _begin(self, completion_tokens: int) -> bytes:
+    def _begin(self, num_new: int = 0) -> bytes:
+        """The first events, unless they were given. `num_new`: tokens of the delta that follows them."""
         if self._started:
             return b""
         self._started = True
-        counts = Usage(self._usage.prompt_tokens, completion_tokens, self._usage.cached_tokens)
+        usage = self._usage()
+        counts = replace(usage, completion_tokens=usage.completion_tokens - num_new)
         return _event({"type": "message_start", "message": self._answer.opening(counts)})
 
 

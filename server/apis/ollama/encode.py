@@ -198,14 +198,14 @@ class OllamaStream:
         self._answer = answer
         self._choice = choice
         self._calls = CallCollector()
-        self._usage = Usage()
+        self._usage: Callable[[], Usage] = Usage
         self._started = False
         self._reason = "stop"
         self._plain = answer.frame()
 
     def begin(self, generation: Generation) -> None:
         """The call is queued."""
-        self._usage = generation.usage
+        self._usage = lambda: generation.usage
         self._answer.begin()
 
     def keep_alive(self) -> bytes:
@@ -235,7 +235,7 @@ class OllamaStream:
     def end(self) -> bytes:
         """The last line."""
         answer = self._answer
-        return line(answer.line(LineContent(), answer.ending(self._reason, self._usage)))
+        return line(answer.line(LineContent(), answer.ending(self._reason, self._usage())))
 
     def _text(self, text: str) -> bytes:
         head, name, tail = self._plain

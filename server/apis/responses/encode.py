@@ -412,7 +412,7 @@ class ResponseStream(_Answered):
     def __init__(self, answer: ResponseAnswer, choice: Choice, queued: bool = False) -> None:
         super().__init__(answer, choice)
         self._status: Literal["queued", "in_progress"] = "queued" if queued else "in_progress"
-        self._usage = Usage()
+        self._usage: Callable[[], Usage] = Usage
         self._sequence = 0
         self._created = self._started = False
         self.final: r.Response | None = None
@@ -438,7 +438,7 @@ class ResponseStream(_Answered):
 
     def begin(self, generation: Generation) -> None:
         """The call is queued; the first event waits for the first delta, so that an error before it has its own status."""
-        self._usage = generation.usage
+        self._usage = lambda: generation.usage
 
     def keep_alive(self) -> bytes:
         """The event after a silence: clients watch events, not bytes. A response that has not begun begins."""
@@ -459,7 +459,7 @@ class ResponseStream(_Answered):
     def conclude(self) -> r.Response:
         """The response at its end, once all deltas are taken."""
         if self.final is None:
-            self.final = self._ended(self._usage)
+            self.final = self._ended(self._usage())
         return self.final
 
     def end(self) -> bytes:

@@ -18,5 +18,5 @@ class Intervals(MetricsSink):
 
 def test_equal_gaps_of_a_step_count_for_each_sequence() -> None:
     sink = Intervals()
-    Counters(sink).tokens_committed([(1, 0.25), (2, 0.25), (1, 0.25), (1, 0.5), (1, 0.25)])
+    Counters(sink).tokens_committed({(1, 0.25): 3, (2, 0.25): 1, (1, 0.5): 1})
     assert sorted(sink.seconds) == [0.125, 0.125, 0.25, 0.25, 0.25, 0.5]

@@ -60,7 +60,8 @@ async def test_chunks_are_written_behind_the_first_and_before_the_last() -> None
     while not connection.sent:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert writer.ready
-    writer.write(b"second")
+    writer.hold(b"second")
+    writer.flush()
     assert connection.sent == [b"first", b"second"]
     turn.set()
     await task
@@ -89,6 +90,8 @@ async def test_nothing_is_written_where_something_is_in_the_way(obstacle: str) -
     while not connection.sent:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert writer.ready
+    take_text = writer.text_writer(str.encode)
+    assert take_text("")
     match obstacle:
         case "paused":
             connection.flow.write_paused = True
@@ -110,8 +113,13 @@ async def test_nothing_is_written_where_something_is_in_the_way(obstacle: str) -
             assert writer._sending is not None
             writer._sending.busy = True
     assert not writer.ready
+    if obstacle != "whole":  # the form of an answer does not change once it has begun
+        assert not take_text("text")
     task.cancel()
     await asyncio.wait([task])
+    assert not take_text("text"), "the stream is over"
+    writer.flush()
+    assert connection.sent[0] == b"first" and b"text" not in b"".join(connection.sent)
 
 
 async def test_a_written_chunk_puts_off_the_sign_of_life() -> None:
@@ -121,7 +129,8 @@ async def test_a_written_chunk_puts_off_the_sign_of_life() -> None:
         yield b"first"
         for _ in range(20):
             await asyncio.sleep(0.02)
-            writer.write(b"more")
+            writer.hold(b"more")
+            writer.flush()
 
     stream = EventStream(chunks(), 0.2, writer=writer)
     await stream(scope_of(connection), connection.receive, connection.send)

@@ -89,6 +89,7 @@ from executors.contract.slots import SlotTable
 from executors.contract.status import (
     POOLINGS,
     AttentionType,
+    DeviceChecks,
     ExecutorCapabilities,
     ExecutorMemoryUsage,
     ExecutorMetrics,
@@ -116,6 +117,7 @@ __all__ = [
     "ConfigError",
     "DecodeInput",
     "DecodeOutput",
+    "DeviceChecks",
     "DeviceLost",
     "Drafts",
     "ExecutorAttentionConfig",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from executors.contract.status import Pace
+from executors.contract.status import DeviceChecks, Pace
 
 BATCH_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 """Names of the fields of `ExecutorConfig` that limit a step."""
@@ -143,6 +143,8 @@ class ExecutorConfig:
     are refused."""
     pace: Pace | None = None
     """As an earlier life of the executor has measured it on this machine. An executor that measures its own takes it instead."""
+    checks: DeviceChecks | None = None
+    """What an earlier life of the executor has found right on its device. It is believed under the same conditions only."""
     seed: int = 0
     attention: ExecutorAttentionConfig = field(default_factory=ExecutorAttentionConfig)
     memory: ExecutorMemoryConfig = field(default_factory=ExecutorMemoryConfig)

@@ -35,6 +35,7 @@ from executors.contract.seals import BlockMemory, SealedBlocks
 from executors.contract.slots import SlotTable
 from executors.contract.split import split_unified_decode
 from executors.contract.status import (
+    DeviceChecks,
     ExecutorCapabilities,
     ExecutorMetrics,
     ExecutorStatus,
@@ -84,6 +85,11 @@ class ModelExecutor(ABC):
     def pace(self) -> Pace | None:
         """The speed measured by warmup; fixed after it. None if it was not measured: the engine then does not know the speed
         until some steps have been computed."""
+        return None
+
+    def device_checks(self) -> DeviceChecks | None:
+        """What warmup has found right on the device, for `ExecutorConfig.checks` of the next life. None: nothing that a next life
+        would look for again."""
         return None
 
     def cache_metrics_snapshot(self) -> Mapping[str, SnapshotValue] | None:

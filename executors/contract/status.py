@@ -195,6 +195,16 @@ class Pace:
         return interpolated(self.decode_steps, num_seqs)
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceChecks:
+    """What a life of an executor has found right on its device, and the next need not find again under the same conditions."""
+
+    conditions: str
+    """Digest of what the checks depend on: device, driver, libraries, kernels, model and settings."""
+    passed: tuple[str, ...]
+    """Names of checks and trials."""
+
+
 def interpolated(points: Sequence[tuple[int, float]], at: int) -> float:
     """The value of a piecewise linear function at `at`, given by (place, value) with rising places, at least one; outside their
     range, the nearest one's; 0 for `at` below 1."""

@@ -28,6 +28,7 @@ from executors.contract import (
     ConfigError,
     DecodeInput,
     DecodeOutput,
+    DeviceChecks,
     DeviceLost,
     ExecutorCapabilities,
     ExecutorConfig,
@@ -70,6 +71,7 @@ from executors.llm.device.base import Device
 from executors.llm.device.table import device_of, find_device
 from executors.llm.faults import step_fault
 from executors.llm.finite import explained
+from executors.llm.kernel_support.passed_checks import PassedChecks, conditions
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory.arena import KvArena
 from executors.llm.memory.fingerprint import COMPUTING, code_digest
@@ -133,6 +135,7 @@ class LlmExecutor(BatchModelExecutor):
         self._loss_reason = ""
         """Why this process can use its device no more; "" while it can."""
         self._report_death: Callable[[ExecutorDied], None] = lambda death: None
+        self._checks = PassedChecks()
         self._limits_note = ""
         """Limits of a step and where they come from."""
         self._arena: KvArena | None = None
@@ -149,7 +152,10 @@ class LlmExecutor(BatchModelExecutor):
     def from_config(cls, config: ExecutorConfig) -> Self:
         """Make an executor that loads `config.model` in `warmup`."""
         executor = cls(
-            None, None, config, lambda progress: load_model(executor.config, progress, executor._group.ranks)
+            None,
+            None,
+            config,
+            lambda progress: load_model(executor.config, progress, executor._group.ranks, executor._checks),
         )
         return executor
 
@@ -160,6 +166,7 @@ class LlmExecutor(BatchModelExecutor):
         """Load `config.model` and what drafts beside it, and return what makes executors over these weights, for processes that
         are forked; None on a device whose weights they do not share. Raises as `warmup`."""
         if not find_device(config.device).shares_weights:
+            code_digest(COMPUTING)  # for `PassedChecks` of each life
             return None
         with compiler.reporting(progress):
             progress("opening the device", 0, 0)
@@ -217,6 +224,10 @@ class LlmExecutor(BatchModelExecutor):
         """See the contract."""
         return self._ready().pace
 
+    def device_checks(self) -> DeviceChecks | None:
+        """See the contract."""
+        return self._checks.record()
+
     def supports_native_unified_decode(self) -> bool:
         """Return True: a step is one forward, or the model's own fallback within one call."""
         return True
@@ -252,6 +263,7 @@ class LlmExecutor(BatchModelExecutor):
             if self._arena is not None:  # of all ranks, which have equal shares of the memory
                 count_as_available(self._arena.found_bytes * self.config.parallel.world_size)
             device = self._meet()
+            self._checks = PassedChecks(conditions(self.config, device), self.config.checks)
             torch.set_num_threads(self.config.optimization.num_threads or cpu_threads())
             with compiler.reporting(self._progress):
                 source = self._load(self._progress)
@@ -279,7 +291,7 @@ class LlmExecutor(BatchModelExecutor):
         calls need not wait for that, and on a CPU trial steps would prepare nothing for theirs."""
         pace = self.config.pace
         if pace is None or runtime.unified.max_in_flight > 1:
-            runtime.try_out(self._progress)
+            runtime.try_out(self.config, self._progress, self._checks)
         if pace is None:
             self._progress("measuring the pace", 0, 0)
             runtime.measure(self.config, self._group.clock)
@@ -307,6 +319,7 @@ class LlmExecutor(BatchModelExecutor):
                 self._try_largest,
                 ExecutorRuntime.close,
                 report=assembly.report,
+                checks=self._checks,
             ).make()
         runtime = self._assemble(assembly, assembly.planned(draft))
         if draft is not None:
@@ -321,7 +334,7 @@ class LlmExecutor(BatchModelExecutor):
         def report(stage: str, done: int, total: int) -> None:
             self._progress(stage, done, total)
 
-        return Assembly(self.config, source, device, self._group, report, self._arena)
+        return Assembly(self.config, source, device, self._group, report, self._arena, self._checks)
 
     def _assemble(self, assembly: Assembly, plan: KvPlan) -> ExecutorRuntime:
         return assembly.runtime(plan)

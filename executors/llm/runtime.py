@@ -29,6 +29,7 @@ from executors.contract import (
 from executors.kernels.cpu import kernels_in_use
 from executors.llm.device.base import Device
 from executors.llm.device.table import kinds_here
+from executors.llm.kernel_support.passed_checks import PassedChecks, name_of
 from executors.llm.memory import sizing
 from executors.llm.memory.kv_groups import blocks_of_sequence
 from executors.llm.memory.kv_plan import KvPlan
@@ -41,6 +42,7 @@ from executors.llm.step.pipeline import StepPipeline
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.states import Companion
 
+_SMALL_STEPS = "small steps"
 _DRAFT_PAST = 32
 """Context length at which the draft model is timed, in tokens."""
 _TOUCH_MOST = 4 << 30
@@ -135,17 +137,26 @@ class ExecutorRuntime:
             "sequences": len(self.unified.states.slots),
         }
 
-    def try_out(self, progress: ProgressCallback) -> None:
-        """Run one small prefill and decode so that the first request finds everything warm, and capture the first graphs."""
+    def try_out(self, config: ExecutorConfig, progress: ProgressCallback, checks: PassedChecks) -> None:
+        """Run one small prefill and decode so that the first request finds everything warm, and capture the first graphs. What of
+        it is among the `checks` that have passed before is left out, but for the graphs."""
         progress("warmup", 0, 1)
+        if _SMALL_STEPS not in checks:
+            self._run_small_steps()
+            checks.add(_SMALL_STEPS)
+        limits = config.max_num_seqs, config.max_num_batched_tokens, self.info.max_model_len
+        kernels = name_of("kernels of steps", *limits)
+        if self.unified.capture_first(kernels in checks):
+            checks.add(kernels)
+        self.runner.forwards = 0
+        progress("warmup", 1, 1)
+
+    def _run_small_steps(self) -> None:
         length = min(2 * self.runner.cache.block_size, self.info.max_model_len)
         for ids in ([0] * length, [0]):  # a chunk and, being one token, a decode
             self.direct.prefill(
                 [PrefillInput(Tensor.of([ids], "int32"), sampling=SamplingParams(temperature=0.0))]
             )
-        self.unified.capture_first()
-        self.runner.forwards = 0
-        progress("warmup", 1, 1)
 
     def measure(self, config: ExecutorConfig, clock: Callable[[], float] = time.perf_counter) -> None:
         """Measure how fast steps are, by `clock` in seconds.

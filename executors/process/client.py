@@ -18,6 +18,7 @@ from executors.contract import (
     BlockMemory,
     DecodeInput,
     DecodeOutput,
+    DeviceChecks,
     ExecutorCapabilities,
     ExecutorConfig,
     ExecutorDied,
@@ -62,6 +63,10 @@ from executors.process.watch import Limits, TokenCost
 _log = logging.getLogger(__name__)
 
 A = TypeVar("A", bound=m.Answer)
+
+
+_DOUBTFUL = ("device", "load")
+"""Causes of death after which the next life checks its device again."""
 
 
 def _chosen_seqs(config: ExecutorConfig, most: int) -> int:
@@ -130,6 +135,9 @@ class RemoteExecutor(BatchModelExecutor):
 
     def pace(self) -> Pace | None:
         return self._known().pace
+
+    def device_checks(self) -> DeviceChecks | None:
+        return self._known().checks
 
     def supports_native_unified_decode(self) -> bool:
         return self._known().native_unified_decode
@@ -477,6 +485,7 @@ class RemoteExecutor(BatchModelExecutor):
             max_model_len=facts.info.max_model_len,
             # It is the same machine: to measure once more would make a pause longer by a third of a second and more.
             pace=facts.pace,
+            checks=facts.checks,
         )
         if layout.paged:
             # The next life gets as many blocks: the engine's accounting, and what was admitted by it, stay valid.
@@ -496,6 +505,8 @@ class RemoteExecutor(BatchModelExecutor):
             asyncio.get_running_loop().call_soon(self._report, stage, done, total)  # apart: it may raise
 
     def _died(self, death: ExecutorDied) -> None:
+        if death.cause in _DOUBTFUL:
+            self.config = replace(self.config, checks=None)
         if self.on_death is not None:
             asyncio.get_running_loop().call_soon(self.on_death, death)
 

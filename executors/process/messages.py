@@ -19,6 +19,7 @@ import numpy as np
 from executors.contract import (
     DecodeInput,
     DecodeOutput,
+    DeviceChecks,
     Drafts,
     ExecutorCapabilities,
     ExecutorConfig,
@@ -234,6 +235,7 @@ class Ready(msgspec.Struct, tag=3, array_like=True):
     optimal_batch_size: int
     adapters: bool
     pace: Pace | None
+    checks: DeviceChecks | None = None
 
 
 class LoadFailed(msgspec.Struct, tag=4, array_like=True):

@@ -352,6 +352,7 @@ def _facts(executor: ModelExecutor) -> m.Ready:
         optimal_batch_size=optimal,
         adapters=isinstance(executor, LoraExecutor),
         pace=executor.pace(),
+        checks=executor.device_checks(),
     )
 
 

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+import executors.llm.executor as executor_module
 from executors.contract import ExecutorError
 from executors.llm.assembly.device_sizing import DeviceSizing
+from executors.llm.kernel_support import passed_checks
+from executors.llm.kernel_support.passed_checks import PassedChecks
 from executors.llm.step import pending_steps
 from executors.llm.step.launched import queueing
 from executors.llm.step.launched.inputs import BufferRing, StepBuffer
@@ -19,7 +22,13 @@ from executors.llm.step.pending_steps import PendingSteps
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.memory import test_device_memory
 from tests.executors.llm.step import test_pending_steps
-from tests.gpu import test_device_flight, test_device_lost, test_device_memory_short, test_device_step
+from tests.gpu import (
+    test_device_flight,
+    test_device_lost,
+    test_device_memory_short,
+    test_device_step,
+    test_second_life,
+)
 from tests.gpu.device_fakes import FakeDevice
 from tests.gpu.workloads import SMALL
 
@@ -74,6 +83,29 @@ def loss_taken_for_a_refusal(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FakeDevice, "check", lambda self: None)
 
 
+def any_devices_checks_trusted(patch: pytest.MonkeyPatch) -> None:
+    """A second life trusts another device's checks."""
+    patch.setattr(passed_checks, "conditions", lambda config, device: "any")
+    patch.setattr(executor_module, "conditions", lambda config, device: "any")
+
+
+def faults_remembered(patch: pytest.MonkeyPatch) -> None:
+    """A check that has failed counts as one that has passed."""
+
+    def fault(self: PassedChecks, name: str, check: Callable[[], str | None]) -> str | None:
+        if name in self:
+            return None
+        self.add(name)
+        return check()
+
+    patch.setattr(PassedChecks, "fault", fault)
+
+
+def sizes_left_out(patch: pytest.MonkeyPatch) -> None:
+    """A trial of the largest steps counts for any pool and any limits."""
+    patch.setattr(DeviceSizing, "_trial", lambda self, plan: "largest steps")
+
+
 Case = tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., Any], dict[str, Any]]
 LEFT = {"left": (1,)}
 CASES: dict[str, Case] = {
@@ -123,6 +155,16 @@ CASES: dict[str, Case] = {
         {},
     ),
 }
+SECOND_LIFE: dict[str, Case] = {
+    "another device's checks": (
+        any_devices_checks_trusted,
+        test_second_life.test_a_second_life_does_not_trust_another_devices_checks,
+        {},
+    ),
+    "a fault remembered": (faults_remembered, test_second_life.test_a_fault_is_looked_for_again, {}),
+    "a trial of any size": (sizes_left_out, test_second_life.test_other_sizes_are_tried_out, {}),
+}
+CASES |= SECOND_LIFE
 NOTICED = (AssertionError, ExecutorError, pytest.fail.Exception)
 
 

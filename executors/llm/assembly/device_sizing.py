@@ -24,6 +24,7 @@ from executors.contract.faults import no_memory
 from executors.contract.status import KvGroup, KvLayout
 from executors.llm.assembly.full_steps import full_steps
 from executors.llm.device.base import DeviceMemory
+from executors.llm.kernel_support.passed_checks import PassedChecks, name_of
 from executors.llm.memory.device_memory import Room, give_back, look
 from executors.llm.memory.kv_groups import group_specs, group_windows
 from executors.llm.memory.kv_plan import KvPlan, plan_kv
@@ -64,9 +65,11 @@ class DeviceSizing(Generic[T]):
         close: Callable[[T], None],
         sleep: Callable[[float], None] = time.sleep,
         report: ProgressCallback = lambda stage, done, total: None,
+        checks: PassedChecks | None = None,
     ) -> None:
         """`assemble` and `run` raise OutOfMemory, or torch's errors. `run` leaves no sequence behind. `close` ends a `T` that
-        is discarded. `report` receives the progress of what takes long."""
+        is discarded. `report` receives the progress of what takes long. `checks`: those that have passed before; the largest
+        steps beside a pool of a size are one."""
         self._source = source
         self._config = config
         self._memory = memory
@@ -75,6 +78,7 @@ class DeviceSizing(Generic[T]):
         self._close = close
         self._sleep = sleep
         self._report = report
+        self._checks = checks or PassedChecks()
         self._spec = kv_group(source.model)
         windows = group_windows(self._spec, config.max_model_len or source.info.max_model_len)
         parts = group_specs(self._spec, [KvGroup(0, 0, window) for window in windows])
@@ -98,6 +102,7 @@ class DeviceSizing(Generic[T]):
             executor, why = self._attempt(plan)
             if executor is not None:
                 _log.info("KV pool of %s bytes; %s", f"{size:,}", room)
+                self._checks.add(self._trial(plan))
                 return executor
             most = int(SHARE_OF_EARLIER_SIZE * size)
             _log.warning(
@@ -123,7 +128,11 @@ class DeviceSizing(Generic[T]):
             executor, why = self._attempt(plan, try_out=False)
             if executor is None:
                 continue
-            if (short := self._tried(executor, plan)) is not None:
+            if self._trial(plan) in self._checks:
+                return executor
+            if (short := self._tried(executor, plan)) is None:
+                self._checks.add(self._trial(plan))
+            else:
                 _log.warning(
                     "no memory for the largest step beside kv_cache_memory_bytes %s: steps will be smaller than "
                     "max_num_batched_tokens %d and max_num_seqs %d (%s)",
@@ -136,6 +145,11 @@ class DeviceSizing(Generic[T]):
             f"kv_cache_memory_bytes {config.memory.kv_cache_memory_bytes:,}: no memory for it on {self._spec.device}: {why}; "
             f"{room.free:,} bytes are free"
         )
+
+    def _trial(self, plan: KvPlan) -> str:
+        """Return the name of the trial of the largest steps beside KV of that plan."""
+        limits = self._config.max_num_seqs, self._config.max_num_batched_tokens
+        return name_of("largest steps", limits, plan.max_model_len, plan.layout.num_bytes)
 
     def _wait_for(self, num_bytes: int) -> None:
         """Wait until so much of the device is free, or `WAIT_S` are over: then an attempt tells whether it is too little."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from executors.llm.device.base import Device, DeviceMemory, StepDevice
 from executors.llm.device.ranges import PROFILE_RANGES
 from executors.llm.device.table import device_of
 from executors.llm.kernel_support.kernel_choice import choose_adapters, choose_attention, fuse
+from executors.llm.kernel_support.passed_checks import PassedChecks, name_of
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory import sizing
 from executors.llm.memory.arena import KvArena
@@ -66,6 +67,8 @@ class Assembly:
     report: ProgressCallback
     arena: KvArena | None = None
     """Memory for KV that outlives this process, if the server has offered some."""
+    checks: PassedChecks = field(default_factory=PassedChecks)
+    """Those that have passed before."""
 
     @property
     def memory(self) -> DeviceMemory | None:
@@ -175,9 +178,9 @@ class Assembly:
         self.report("checking kernels", 0, 0)
         attention = choose_attention(
             cache.spec, config.attention.backend, config.optimization.deterministic, config.optimization.cpu_isa,
-            cache.block_size, self.device,
+            cache.block_size, self.device, self.checks,
         )  # fmt: skip
-        fuse(attention, model)
+        fuse(attention, model, self.checks)
         runner = ModelRunner(model, attention, cache)
         if config.options.get(PROFILE_RANGES):
             runner.ranges = self.device.range
@@ -216,7 +219,7 @@ class Assembly:
 
     def _sampler(self, runner: ModelRunner, width: int) -> DeviceSampler:
         rows = max(self.config.max_num_seqs, MIXED_TOKENS[0])
-        return device_sampler(runner.device, rows, width, kv_group(runner.model).dtype)
+        return device_sampler(runner.device, rows, width, kv_group(runner.model).dtype, self.checks)
 
     def _launched(
         self, states: SequenceStates, runner: ModelRunner, steps: StepDevice, sampler: DeviceSampler
@@ -252,7 +255,7 @@ class Assembly:
             raise ConfigError("max_loras: this model has no place for LoRA adapters")
         on_device = pipeline.launched is not None
         weights = choose_adapters(
-            model, runner.attention, settings.max_loras, settings.max_lora_rank, on_device
+            model, runner.attention, settings.max_loras, settings.max_lora_rank, on_device, self.checks
         )
         return LoraTable(weights, settings.max_loras, pipeline.states.slots.num_slots)
 
@@ -282,9 +285,11 @@ def _shaping_bytes(memory: DeviceMemory | None) -> int:
     return TABLE_BYTES if memory is None else min(TABLE_BYTES, memory.free_and_total()[1] // 64)
 
 
-def device_sampler(device: torch.device, max_rows: int, width: int, dtype: torch.dtype) -> DeviceSampler:
+def device_sampler(
+    device: torch.device, max_rows: int, width: int, dtype: torch.dtype, checks: PassedChecks | None = None
+) -> DeviceSampler:
     """Return Cohort's kernels if Triton is available and they pass their check, else torch calls. `dtype`: that of the
-    logits."""
+    logits. `checks`: those that have passed before."""
     if device_of(device).compiles:
         try:
             if (lacking := triton_build.missing()) is not None:
@@ -293,7 +298,11 @@ def device_sampler(device: torch.device, max_rows: int, width: int, dtype: torch
             from executors.llm.sampling.triton_sampler import TritonSampler
 
             sampler = TritonSampler(max_rows, width, device)
-            if (wrong := sampler_fault(sampler, max_rows, width, dtype, device)) is not None:
+            name = name_of("sampler", max_rows, width, dtype)
+            wrong = (checks or PassedChecks()).fault(
+                name, lambda: sampler_fault(sampler, max_rows, width, dtype, device)
+            )
+            if wrong is not None:
                 raise ValueError(wrong)
             return sampler
         except (ImportError, ValueError) as error:

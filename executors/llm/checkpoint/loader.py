@@ -43,6 +43,7 @@ from executors.llm.checkpoint.weights import (
 from executors.llm.device.table import device_of, find_device
 from executors.llm.fused import cpu_experts, cpu_forward
 from executors.llm.kernel_support import fp8_support, stored_support
+from executors.llm.kernel_support.passed_checks import PassedChecks
 from executors.llm.memory.fingerprint import checkpoint_files
 from executors.llm.memory.kv_groups import equal_heads
 from executors.llm.memory.kv_plan import plan_kv
@@ -64,8 +65,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
 
 
-def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None = None) -> LoadedModel:
-    """Load the checkpoint that `config.model` names; with `ranks`, the part of this rank. Raises ConfigError, OutOfMemory."""
+def load_model(
+    config: ExecutorConfig, progress: Progress, ranks: Ranks | None = None, checks: PassedChecks | None = None
+) -> LoadedModel:
+    """Load the checkpoint that `config.model` names; with `ranks`, the part of this rank. `checks` of kernels that have passed
+    before. Raises ConfigError, OutOfMemory."""
     directory = Path(config.model)
     files = checkpoint_files(directory)  # before they are read: what changes meanwhile is not what was read
     decoder_config = read_config(directory)
@@ -80,15 +84,15 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
     device = hardware.place
     hardware.use()
     dtype = weights_dtype(config, decoder_config, directory)
-    kv = kv_dtype(config, device)
+    kv = kv_dtype(config, device, checks)
     kernels, missing = choose_kernels(config, device)
     if kernels is not None:
         use_kernels(kernels)
     if kernels is None:
         refuse_without_kernels(config, device, missing)
-    plan, widened = fp8_plan(config, decoder_config, device, directory)
+    plan, widened = fp8_plan(config, decoder_config, device, directory, checks)
     stored = kept_formats(config, decoder_config, kernels, directory)
-    on_device = formats_on_device(config, decoder_config, device, directory, plan)
+    on_device = formats_on_device(config, decoder_config, device, directory, plan, checks)
     each_layer = None if plan is None else partial(hold, plan=plan)
     if on_device:
         each_layer = partial(keep, stored=on_device)
@@ -137,7 +141,7 @@ def load_model(config: ExecutorConfig, progress: Progress, ranks: Ranks | None =
         activation_bytes(decoder, kernels),
         _notes(
             _how_fast(decoder, kernels, missing),
-            widened or _widened(decoder, config, _why_not_kept(config, device, missing)),
+            widened or _widened(decoder, config, _why_not_kept(config, device, missing, checks)),
             decoder,
         ),
         warnings,
@@ -183,7 +187,11 @@ def refuse_without_kernels(config: ExecutorConfig, device: torch.device, missing
 
 
 def fp8_plan(
-    config: ExecutorConfig, decoder: DecoderConfig, device: torch.device, directory: Path
+    config: ExecutorConfig,
+    decoder: DecoderConfig,
+    device: torch.device,
+    directory: Path,
+    checks: PassedChecks | None = None,
 ) -> tuple[fp8.Fp8Plan | None, str | None]:
     """Choose the linear layers that hold e4m3; return the plan, and a note if FP8 weights of the checkpoint are widened.
     Raises ConfigError if `quantization` asks for something unsupported."""
@@ -191,7 +199,7 @@ def fp8_plan(
     if scheme is None and quantization != "fp8":
         return None, None
     blocks = scheme is not None and scheme.blocks
-    why = fp8_support.why_not(device, config.attention.backend, blocks)
+    why = fp8_support.why_not(device, config.attention.backend, blocks, checks)
     if why is not None and scheme is None:
         cure = "; take int8" if device.type == "cpu" else ""
         raise ConfigError(f"quantization fp8: {why}{cure}")
@@ -200,7 +208,8 @@ def fp8_plan(
     stored = None
     if scheme is not None and config.load_format != "dummy":
         stored = fp8_names(directory, decoder.family)
-    return fp8.Fp8Plan(blocks, stored, fp8_support.has_triton(device, config.attention.backend)), None
+    has_triton = fp8_support.has_triton(device, config.attention.backend, checks)
+    return fp8.Fp8Plan(blocks, stored, has_triton), None
 
 
 def whole_numbers(config: ExecutorConfig) -> str | None:
@@ -225,17 +234,20 @@ def formats_on_device(
     device: torch.device,
     directory: Path,
     plan: fp8.Fp8Plan | None,
+    checks: PassedChecks | None = None,
 ) -> dict[str, StoredFormat]:
     """Return the formats that linear layers keep in a GPU's memory, by usual names of tensors; none where the files have none, a
     setting asks for another, or the kernels do not run."""
     if config.load_format == "dummy" or config.optimization.quantization is not None or plan is not None:
         return {}
-    if stored_support.why_not(device, config.attention.backend) is not None:
+    if stored_support.why_not(device, config.attention.backend, checks) is not None:
         return {}
     return stored_formats(directory, decoder.family)
 
 
-def kv_dtype(config: ExecutorConfig, device: torch.device) -> torch.dtype | None:
+def kv_dtype(
+    config: ExecutorConfig, device: torch.device, checks: PassedChecks | None = None
+) -> torch.dtype | None:
     """Return the dtype that keys and values are stored in, None for the model's dtype. Raises ConfigError."""
     if config.memory.kv_cache_dtype == "auto":
         return None
@@ -243,7 +255,10 @@ def kv_dtype(config: ExecutorConfig, device: torch.device) -> torch.dtype | None
         if (why := _why_no_int8_kv(config, device)) is not None:
             raise ConfigError(f"kv_cache_dtype int8: {why}")
         return torch.int8
-    if device.type != "cpu" and (why := fp8_support.why_not(device, config.attention.backend)) is not None:
+    why = None
+    if device.type != "cpu":
+        why = fp8_support.why_not(device, config.attention.backend, checks=checks)
+    if why is not None:
         raise ConfigError(f"kv_cache_dtype {config.memory.kv_cache_dtype}: {why}")
     if device.type == "cpu" and config.optimization.deterministic:
         raise ConfigError(
@@ -334,11 +349,13 @@ def _how_fast(decoder: Decoder, kernels: CpuKernels | None, missing: str) -> str
     return f"linear layers: torch{packed}, slower than Cohort's CPU kernels: {missing}"
 
 
-def _why_not_kept(config: ExecutorConfig, device: torch.device, missing: str) -> str:
+def _why_not_kept(
+    config: ExecutorConfig, device: torch.device, missing: str, checks: PassedChecks | None = None
+) -> str:
     """Return why no kernels multiply weights as a file holds them here, "" if some do; `missing`: why not those for CPUs."""
     if device.type == "cpu" and config.attention.backend != "triton":
         return missing
-    return stored_support.why_not(device, config.attention.backend) or ""
+    return stored_support.why_not(device, config.attention.backend, checks) or ""
 
 
 def _widened(decoder: Decoder, config: ExecutorConfig, missing: str) -> str | None:

@@ -160,6 +160,11 @@ class Device:
     def use(self) -> None:
         """Make it the current device of this thread, by which streams, events and launches go."""
 
+    def identity(self) -> tuple[str, ...] | None:
+        """Return what tells this very device, with its driver, from any other: checks of kernels that have passed here hold
+        where this is the same. None if nothing does: then each process checks for itself."""
+        return None
+
     # -- kernels ---------------------------------------------------------------------------------------------------------
 
     @property

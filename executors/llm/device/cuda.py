@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -14,6 +15,7 @@ from executors.contract.status import ExecutorMemoryUsage
 from executors.devices import DEVICES, GPU
 from executors.llm.device.base import Device, Event, Graph
 
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _FP8_CAPABILITY = (8, 9)
 """Compute capability of the first GPUs whose tensor cores multiply e4m3."""
 
@@ -69,6 +71,20 @@ class CudaDevice(Device):
         if self.place.index is not None:
             torch.cuda.set_device(self.place)
 
+    def identity(self) -> tuple[str, ...] | None:
+        """See `Device`. A part of a GPU has a number of its own, and other sizes."""
+        properties = torch.cuda.get_device_properties(self.place)
+        uuid, driver = getattr(properties, "uuid", None), _driver()
+        if uuid is None or driver is None:  # a torch that does not say
+            return None
+        sizes = (
+            properties.major,
+            properties.minor,
+            properties.multi_processor_count,
+            properties.total_memory,
+        )
+        return self.name, properties.name, str(uuid), *map(str, sizes), *driver, str(torch.version.cuda)
+
     @property
     def capability(self) -> tuple[int, int]:
         """The compute capability."""
@@ -105,6 +121,19 @@ class CudaDevice(Device):
     def copies(self) -> CudaCopies:
         """See `Device`."""
         return CudaCopies(self.place)
+
+
+def _driver() -> tuple[str, str] | None:
+    """Return the version of CUDA that the driver has, and the line about the kernel's module, "" where it cannot be read; None if
+    torch does not know the former."""
+    version = getattr(torch._C, "_cuda_getDriverVersion", None)
+    if version is None:
+        return None
+    try:
+        module = _DRIVER_FILE.read_text()
+    except OSError:
+        module = ""
+    return str(version()), module
 
 
 def _facts(index: int) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from executors.llm.attention.varlen import varlen_attention
 from executors.llm.device.base import Device
 from executors.llm.device.table import device_of
 from executors.llm.fused import cpu_forward
+from executors.llm.kernel_support.passed_checks import PassedChecks, name_of
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.host import HostWeights
 from executors.llm.lora.table import LoraWeights
@@ -51,12 +52,19 @@ CPU_KERNEL = "cohort-cpu"
 
 
 class AttentionWish(NamedTuple):
-    """What an attention backend is made for. `isa`: the instruction set of CPU kernels, None for the best."""
+    """What an attention backend is made for. `isa`: the instruction set of CPU kernels, None for the best. `checks`: those that
+    have passed before."""
 
     spec: KvSpec
     device: Device
     block_size: int
     isa: str | None = None
+    checks: PassedChecks | None = None
+
+    def fault(self, backend: str, deterministic: bool, check: Callable[[], str | None]) -> str | None:
+        """Return what the check of a backend finds wrong."""
+        name = name_of(f"attention {backend}", self.spec, self.block_size, deterministic)
+        return (self.checks or PassedChecks()).fault(name, check)
 
 
 def choose_attention(
@@ -66,9 +74,10 @@ def choose_attention(
     isa: str | None = None,
     block_size: int = 16,
     device: Device | None = None,
+    checks: PassedChecks | None = None,
 ) -> AttentionBackend:
     """Choose the attention backend for a model; `backend` is one of kernels.ATTENTION_BACKENDS, `device` the one of the model's
-    tensors if it is not given.
+    tensors if it is not given. `checks`: those that have passed before.
 
     Where layers have heads of different sizes, a backend is chosen for each size (`AttentionByHeads`).
 
@@ -79,11 +88,13 @@ def choose_attention(
     parts = equal_heads(spec)
     if len(parts) > 1:
         chosen = {
-            part.each_heads[0]: choose_attention(part, backend, deterministic, isa, block_size, device)
+            part.each_heads[0]: choose_attention(
+                part, backend, deterministic, isa, block_size, device, checks
+            )
             for part in parts
         }
         return AttentionByHeads(chosen)
-    wish = AttentionWish(spec, device or device_of(spec.device), block_size, isa)
+    wish = AttentionWish(spec, device or device_of(spec.device), block_size, isa, checks)
     if deterministic:
         return _deterministic(wish, backend)
     if backend == "torch":
@@ -146,7 +157,7 @@ def _of_library(library: Library, wish: AttentionWish) -> AttentionBackend:
     if (capability := wish.device.capability) is None:
         raise Unsuitable(f"it needs a GPU; the device is {wish.spec.device.type}")
     backend = library(wish.spec, wish.block_size, capability)
-    if wrong := fault(backend, wish.spec, wish.block_size):
+    if wrong := wish.fault(backend.name, False, lambda: fault(backend, wish.spec, wish.block_size)):
         raise Unsuitable(wrong)
     return backend
 
@@ -158,7 +169,9 @@ def _triton(wish: AttentionWish, deterministic: bool = False) -> AttentionBacken
 
     wrong = None
     if kernel_check.wanted(wish.spec.device):
-        wrong = kernel_check.attention_fault(backend, wish.spec, wish.block_size)
+        wrong = wish.fault(
+            TRITON, deterministic, lambda: kernel_check.attention_fault(backend, wish.spec, wish.block_size)
+        )
     if wrong:
         raise Unsuitable(wrong)
     return backend
@@ -190,9 +203,15 @@ def own_attention(spec: KvSpec, deterministic: bool = False) -> TritonAttention:
 
 
 def choose_adapters(
-    model: Decoder, backend: AttentionBackend, most: int, max_rank: int, on_device: bool = False
+    model: Decoder,
+    backend: AttentionBackend,
+    most: int,
+    max_rank: int,
+    on_device: bool = False,
+    checks: PassedChecks | None = None,
 ) -> LoraWeights:
-    """Choose where `most` LoRA adapters of rank `max_rank` lie and what computes them. Call it after `fuse`.
+    """Choose where `most` LoRA adapters of rank `max_rank` lie and what computes them. Call it after `fuse`. `checks`: those that
+    have passed before.
 
     On a CPU, unless steps run `on_device` or by Triton kernels: the machine's memory, and the CPU kernels or torch. Else: the
     device's memory, and the Triton kernels if they pass their check, or torch.
@@ -208,18 +227,19 @@ def choose_adapters(
     from executors.llm.kernel_support import kernel_check
 
     weights = DeviceWeights(model, most, max_rank, add_lora)
-    if (
-        kernel_check.wanted(model.device)
-        and (wrong := kernel_check.adapters_fault(weights, model)) is not None
-    ):
+    wrong = None
+    if kernel_check.wanted(model.device):
+        name = name_of("adapters", model.config, model.dtype, most, max_rank)
+        wrong = (checks or PassedChecks()).fault(name, lambda: kernel_check.adapters_fault(weights, model))
+    if wrong is not None:
         _log.warning("adapters: torch, which is slower than Cohort's Triton kernels: %s", wrong)
         weights.use_torch(wrong)
     return weights
 
 
-def fuse(backend: AttentionBackend, model: object) -> None:
+def fuse(backend: AttentionBackend, model: object, checks: PassedChecks | None = None) -> None:
     """Give a model the fused forward that matches its attention, if there is one and it passes its check. Call it after
-    `prepare`.
+    `prepare`. `checks`: those that have passed before.
 
     Raises ConfigError if the check fails and torch's layers cannot replace the forward because they are not deterministic.
     """
@@ -238,7 +258,13 @@ def fuse(backend: AttentionBackend, model: object) -> None:
         return
     forward = triton_forward.TritonForward(model)
     deterministic = getattr(backend, "deterministic", False)
-    if kernel_check.wanted(model.device) and (wrong := kernel_check.forward_fault(model, forward.experts)):
+    passed = checks or PassedChecks()
+
+    def fault_of(what: str, check: Callable[[], str | None]) -> str | None:
+        name = name_of(what, model.config, model.dtype, model.kv_dtype)
+        return passed.fault(name, check) if kernel_check.wanted(model.device) else None
+
+    if wrong := fault_of("forward", lambda: kernel_check.forward_fault(model, forward.experts)):
         if deterministic:
             raise ConfigError(f"deterministic: needs Cohort's own kernels: {wrong}")
         _log.warning("forward: torch, which is slower than Cohort's Triton kernels: %s", wrong)
@@ -247,7 +273,7 @@ def fuse(backend: AttentionBackend, model: object) -> None:
     # Steps of few tokens are rounded otherwise: where a row's bits may not depend on its step, all steps are computed alike.
     if not deterministic and few_rows.why_not(model) is None:
         few = few_rows.FewRows(model)
-        wrong = kernel_check.few_rows_fault(model, few) if kernel_check.wanted(model.device) else None
+        wrong = fault_of("few rows", lambda: kernel_check.few_rows_fault(model, few))
         if wrong is None:
             forward.few = few
         else:

@@ -9,18 +9,19 @@ import torch
 
 from executors.kernels import triton_build
 from executors.llm.device.table import device_of
+from executors.llm.kernel_support.passed_checks import PassedChecks
 
 _log = logging.getLogger(__name__)
 
 
-def why_not(device: torch.device, backend: str) -> str | None:
+def why_not(device: torch.device, backend: str, checks: PassedChecks | None = None) -> str | None:
     """Return why the kernels do not run here, None if they do: on GPUs, and interpreted if an attention `backend` asks for it.
-    The backend torch is for comparing with torch alone: it widens."""
+    The backend torch is for comparing with torch alone: it widens. `checks`: those that have passed before."""
     if backend == "torch":
         return "attention backend torch is set"
     if not device_of(device).compiles and backend != "triton":
         return "the kernels are for GPUs"
-    return triton_build.missing() or _fault(device)
+    return triton_build.missing() or (checks or PassedChecks()).fault("stored", lambda: _fault(device))
 
 
 @functools.cache

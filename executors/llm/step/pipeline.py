@@ -99,8 +99,9 @@ class Launch(SlotPart, Protocol):
     def can_capture(self) -> bool:
         """Whether `capture_next` has something left to capture."""
 
-    def capture_first(self) -> None:
-        """Capture the graphs that the first requests need."""
+    def capture_first(self, compiled: bool = False) -> bool:
+        """Capture the graphs that the first requests need, and compile kernels, unless an earlier process has `compiled` them:
+        then each is loaded at its first launch. Return whether all are compiled."""
 
     def capture_next(self) -> bool:
         """Capture one more graph; return False if none is left."""
@@ -233,10 +234,9 @@ class StepPipeline:
         """Whether `capture_next` has something left to capture."""
         return self.launched is not None and self.launched.can_capture
 
-    def capture_first(self) -> None:
-        """Capture the graphs that the first requests need."""
-        if self.launched is not None:
-            self.launched.capture_first()
+    def capture_first(self, compiled: bool = False) -> bool:
+        """Capture the graphs that the first requests need. See `Launch`."""
+        return self.launched is not None and self.launched.capture_first(compiled)
 
     def capture_next(self) -> bool:
         """Capture one more graph; return False if none is left."""

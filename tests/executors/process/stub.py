@@ -15,6 +15,7 @@ from executors.contract import (
     ConfigError,
     DecodeInput,
     DecodeOutput,
+    DeviceChecks,
     ExecutorCapabilities,
     ExecutorConfig,
     ExecutorDied,
@@ -73,7 +74,9 @@ class Stub(BatchModelExecutor):
         """`loaded_by`: the process that has loaded what it shares with others."""
         self.loaded_by = loaded_by
         self.options = config.options
-        self.told = {} if config.pace is None else {"told_pace": config.pace.prompt_token}
+        self.told: dict[str, float] = {} if config.pace is None else {"told_pace": config.pace.prompt_token}
+        if config.checks is not None:
+            self.told["told_checks"] = len(config.checks.passed)
         self.acts = config.options.get("rank", config.parallel.rank) == config.parallel.rank
         """Whether it misbehaves: with the option `rank`, that rank alone does."""
         self.log: list[str] = []
@@ -110,6 +113,9 @@ class Stub(BatchModelExecutor):
 
     def kv_capacity(self) -> int | None:
         return 99
+
+    def device_checks(self) -> DeviceChecks | None:
+        return DeviceChecks("here", ("one",))
 
     def pace(self) -> Pace | None:
         return Pace(0.25, ((1, 0.5), (8, 1.5)))

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from executors.contract import ExecutorConfig, Pace
+from executors.contract import DeviceChecks, ExecutorConfig, Pace
 from executors.process.client import RemoteExecutor
 from tests.executors.process.helpers import Make
 
@@ -41,3 +41,22 @@ async def test_the_next_life_is_told_the_pace_that_the_first_has_measured(remote
     await executor.begin_epoch(2)
     snapshot = executor.cache_metrics_snapshot()
     assert snapshot is not None and snapshot["told_pace"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("cause", "believed"), [("signal", True), ("hang", True), ("device", False), ("load", False)]
+)
+async def test_what_the_first_life_has_checked_is_believed_unless_it_lost_its_device(
+    cause: str, believed: bool, remote: Make
+) -> None:
+    executor = remote()
+    await executor.warmup()
+    assert executor.config.checks == executor.device_checks() == DeviceChecks("here", ("one",))
+    assert executor._life is not None
+    executor._life.kill(cause, "of whatever")  # type: ignore[union-attr]
+    await executor.wait_dead()
+    assert (executor.config.checks is not None) is believed
+    await executor.begin_epoch(2)
+    snapshot = executor.cache_metrics_snapshot()
+    assert snapshot is not None and ("told_checks" in snapshot) is believed
+    assert executor.config.checks == executor.device_checks()

@@ -80,21 +80,22 @@ class StepCaptures:
                 self._device.check()
                 self.graphs.fail("reserve memory for graphs", error)
 
-    def first(self) -> None:
+    def first(self, compiled: bool) -> bool:
         """See `Launch`. Captures the smallest few graphs and compiles all remaining kernels before the first step."""
-        if self._device.compiles:
-            self._compile()
+        if self._device.compiles and not compiled:
+            compiled = self._compile()
         for _ in range(AT_START):
             if not self.wait:
                 self.next()
+        return compiled
 
     @torch.inference_mode()
-    def _compile(self) -> None:
-        """Run padding steps of all padded sizes. Otherwise the first step that launches a kernel compiles it, which takes
-        seconds for several kernels."""
+    def _compile(self) -> bool:
+        """Run padding steps of all padded sizes, and return whether all have run. Otherwise the first step that launches a kernel
+        compiles it, which takes seconds for several kernels."""
         packed = self._program.packed
         if packed is None:
-            return
+            return True
         pieces = min(1, self.most_pieces(1))
         alone = [StepShape(1, 1, 1, decodes=1, pieces=pieces), StepShape(4, 3, 1, 1, 1, True, pieces)]
         alone += [replace(one, lora_tiles=1) for one in alone if self._graph_adapters]
@@ -109,8 +110,10 @@ class StepCaptures:
                     raise
                 # Steps are made smaller, too, until they fit.
                 _log.warning("kernels for steps of %d tokens are not compiled yet: %s", shape.tokens, why)
-                break
+                self._report("kernels", len(shapes), len(shapes))
+                return False
         self._report("kernels", len(shapes), len(shapes))
+        return True
 
     def next(self) -> bool:
         """See `Launch`. Captures the smallest missing graph."""

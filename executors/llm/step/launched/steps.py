@@ -99,9 +99,9 @@ class LaunchedSteps:
         """Graphs of steps, if any are captured."""
         return self.captures.graphs
 
-    def capture_first(self) -> None:
+    def capture_first(self, compiled: bool = False) -> bool:
         """See `Launch`."""
-        self.captures.first()
+        return self.captures.first(compiled)
 
     def capture_next(self) -> bool:
         """See `Launch`."""

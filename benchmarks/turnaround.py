@@ -1,15 +1,17 @@
 """How long a decode step of a GPU waits for the host: from a result that was seen to the launch of the second-next step.
 
-    python -m benchmarks.turnaround [--rows 1 256] [--rounds 5] [--step-ms 6] [--settings plain|shaped] [--readers 1]
+    python -m benchmarks.turnaround [--rows 1 256] [--rounds 5] [--step-ms 6] [--settings plain|shaped] [--readers 1] [--out 2]
 
-Two steps are out at a time. When the executor's process sees that step n is done, its output travels to the engine, which
-commits it and schedules step n + 2; that step travels back and is launched. The device computes step n + 1 meanwhile, and is
-idle if the host takes longer than that step. Engine and executor are those of the server, each in a process of its own,
-without HTTP. No GPU is needed: the device is a fake whose graphs do nothing and whose steps take `--step-ms` each.
+Two steps are out at a time, or `--out`; several numbers are measured in turn. When the executor's process sees that step n is
+done, its output travels to the engine, which commits it and schedules step n + 2 (n + out); that step travels back and is
+launched. The device computes step n + 1 meanwhile, and is idle if the host takes longer than the steps that are out. Engine and
+executor are those of the server, each in a process of its own, without HTTP. No GPU is needed: the device is a fake whose graphs
+do nothing and whose steps take `--step-ms` each.
 
 Times are microseconds of the clock, so other work on the machine is in them: the median over all steps of all rounds, the
-tenth percentile, and the median of the fastest round. `late` is the share of steps that the device would have waited for.
-Steps have to be longer than most turnarounds, or else the figures contain waiting for the device.
+tenth percentile, and the median of the fastest round. `late` is the share of steps that the device would have waited for, `idle`
+the share of the time in which the device had nothing to compute. Steps have to be longer than most turnarounds, or else the
+figures contain waiting for the device.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +115,9 @@ class Factory(LlmFactory):
         return TimedExecutor
 
 
-async def record(rows: int, settings: SamplingParams, readers: int) -> dict[str, list[float]]:
-    """What the device recorded while `rows` sequences decoded; of the steps in which all of them did, without the first few."""
+async def record(rows: int, settings: SamplingParams, readers: int, out: int) -> dict[str, list[float]]:
+    """What the device recorded while `rows` sequences decoded with `out` steps in flight; of the steps in which all of them did,
+    without the first few."""
     with tempfile.TemporaryDirectory() as folder:
         path = write_shape("qwen3-tiny", Path(folder))
         limits = ExecutorConfig(
@@ -121,8 +125,8 @@ async def record(rows: int, settings: SamplingParams, readers: int) -> dict[str,
             max_num_batched_tokens=64 * rows, max_model_len=1024, attention=ExecutorAttentionConfig(block_size=16),
             memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 29),
         )  # fmt: skip
-        # Two, though the device calls itself a CPU.
-        config = EngineConfig(max_num_seqs=rows, max_num_batched_tokens=64 * rows, max_in_flight=2)
+        # As on a device, though this one calls itself a CPU.
+        config = EngineConfig(max_num_seqs=rows, max_num_batched_tokens=64 * rows, max_in_flight=out)
         core = EngineCore(connect(limits), config)
         await core.start()
         freeze_after_load()
@@ -154,24 +158,43 @@ async def _read(mailbox: Mailbox, sequences: int) -> None:
             sequences -= delta.finish_reason is not None
 
 
-def turnarounds(found: dict[str, list[float]]) -> list[float]:
-    """Microseconds from each step that was seen to the launch of the second-next."""
-    return [1e6 * (b - a) for a, b in zip(found["saw"], found["launched"][2:], strict=False) if a < b]
+def turnarounds(found: dict[str, list[float]], out: int = 2) -> list[float]:
+    """Microseconds from each step that was seen to the launch of the one that takes its place among the `out`."""
+    return [1e6 * (b - a) for a, b in zip(found["saw"], found["launched"][out:], strict=False) if a < b]
+
+
+def idle_share(found: dict[str, list[float]], step_s: float) -> float:
+    """Share of the time from the first launch to the last in which the device had nothing to compute."""
+    launched, busy_until, idle = found["launched"], 0.0, 0.0
+    for at in launched:
+        idle += max(0.0, at - busy_until) if busy_until else 0.0
+        busy_until = max(at, busy_until) + step_s
+    return idle / (launched[-1] - launched[0])
 
 
 async def measure(
-    rows: int, settings: SamplingParams, rounds: int, step_ms: float, readers: int
-) -> dict[str, float]:
-    """The columns of the table: medians, the tenth percentile, and the share of turnarounds that were longer than a step; and how
-    many there were."""
+    rows: int, settings: SamplingParams, rounds: int, step_ms: float, readers: int, outs: Sequence[int] = (2,)
+) -> dict[int, dict[str, float]]:
+    """The columns of the table for each number of steps in flight, measured in turn: see `_columns`."""
     os.environ[_STEP_MS] = str(step_ms)
-    taken = [turnarounds(await record(rows, settings, readers)) for _ in range(rounds)]
+    taken: dict[int, list[dict[str, list[float]]]] = {out: [] for out in outs}
+    for _ in range(rounds):
+        for out in outs:
+            taken[out].append(await record(rows, settings, readers, out))
+    return {out: _columns(records, out, step_ms) for out, records in taken.items()}
+
+
+def _columns(records: list[dict[str, list[float]]], out: int, step_ms: float) -> dict[str, float]:
+    """Medians, the tenth percentile, the share of turnarounds that were longer than the steps that hide them, and of the time in
+    which the device was idle; and how many turnarounds there were."""
+    taken = [turnarounds(found, out) for found in records]
     everything = [one for times in taken for one in times]
     return {
         "median": statistics.median(everything),
         "tenth": float(np.percentile(everything, 10)),
         "best": min(statistics.median(times) for times in taken),
-        "late": sum(one > 1e3 * step_ms for one in everything) / len(everything),
+        "late": sum(one > 1e3 * step_ms * (out - 1) for one in everything) / len(everything),
+        "idle": statistics.median(idle_share(found, 1e-3 * step_ms) for found in records),
         "steps": float(len(everything)),
     }
 
@@ -188,18 +211,22 @@ def main() -> None:
     parser.add_argument(
         "--readers", type=int, default=1, help="tasks that take tokens, in the engine's process"
     )
+    parser.add_argument("--out", type=int, nargs="*", default=(2,), help="steps in flight")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    print(f"{'rows':>6} {'median':>9} {'tenth':>9} {'best':>9} us {'late':>6}")
+    print(f"{'rows':>6} {'out':>4} {'median':>9} {'tenth':>9} {'best':>9} us {'late':>6} {'idle':>6}")
     found: dict[int, Any] = {}
     for rows in asked.rows:
-        found[rows] = row = asyncio.run(
-            measure(rows, SETTINGS[asked.settings], asked.rounds, asked.step_ms, asked.readers)
+        settings = SETTINGS[asked.settings]
+        found[rows] = asyncio.run(
+            measure(rows, settings, asked.rounds, asked.step_ms, asked.readers, asked.out)
         )
-        print(
-            f"{rows:>6} {row['median']:>9.0f} {row['tenth']:>9.0f} {row['best']:>9.0f}    {row['late']:>6.0%}",
-            flush=True,
-        )
+        for out, row in found[rows].items():
+            print(
+                f"{rows:>6} {out:>4} {row['median']:>9.0f} {row['tenth']:>9.0f} {row['best']:>9.0f}    {row['late']:>6.0%} "
+                f"{row['idle']:>6.1%}",
+                flush=True,
+            )
     if asked.json:
         report = {"settings": asked.settings, "step_ms": asked.step_ms, "microseconds": found}
         asked.json.write_text(json.dumps(report, indent=2) + "\n")

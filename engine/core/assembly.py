@@ -10,6 +10,7 @@ from engine.core.journal import Journal
 from engine.core.lora import LoraAdapters
 from engine.core.policies import Policies
 from engine.core.scheduler import Scheduler
+from engine.core.steps import StepDepth
 from engine.kv.kv_cache_manager import KvCacheManager
 from engine.observer import Observer
 from engine.waiting.forecast import Forecast
@@ -17,6 +18,9 @@ from engine.waiting.queue import WaitingQueue
 from executors.contract import ConfigError, LoraExecutor, ModelExecutor
 
 logger = logging.getLogger("cohort.engine")
+
+_OF_LONG_STEPS = 2
+"""Steps in flight that hide the host's work behind steps that take longer than it."""
 
 
 def make_scheduler(
@@ -49,7 +53,7 @@ def make_scheduler(
         waiting.expect(Forecast(pace, step_tokens, num_slots, config.target_itl), shared)
     policies = Policies.of(config)
     policies.lengths.expect(executor.pace())
-    most_granted = step_tokens * steps_in_flight(executor, config)
+    most_granted = step_depth(executor, config).most_granted(step_tokens)
     return Scheduler(
         KvCacheManager(layout, executor.info().name, config.prefix_caching, most_granted),
         journal,
@@ -68,12 +72,14 @@ def takes_adapters(executor: ModelExecutor) -> bool:
     return bool(getattr(executor, "supports_adapters", isinstance(executor, LoraExecutor)))
 
 
-def steps_in_flight(executor: ModelExecutor, config: EngineConfig) -> int:
-    """Return how many steps may be in flight at once."""
+def step_depth(executor: ModelExecutor, config: EngineConfig) -> StepDepth:
+    """Return how many steps may be in flight at once. More than two are out only while steps are short, unless the configuration
+    asks for them: each delays a newcomer by a step, and a sequence that ends has one more computed in vain."""
     limits = executor.capabilities()
     # On a CPU the host's work runs on the cores that compute the step, so overlap makes the streams less even.
     apart = executor.info().device != "cpu"
     limit = config.max_in_flight or (limits.max_in_flight if apart else 1)
     if limit > limits.max_in_flight:
         logger.warning("max_in_flight %d: the executor takes %d", limit, limits.max_in_flight)
-    return min(limit, limits.max_in_flight)
+    most = min(limit, limits.max_in_flight)
+    return StepDepth(most, most if config.max_in_flight else min(most, _OF_LONG_STEPS))

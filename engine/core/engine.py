@@ -17,7 +17,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from engine.config import EngineConfig
-from engine.core.assembly import make_scheduler, steps_in_flight
+from engine.core.assembly import make_scheduler, step_depth
 from engine.core.core_share import SharedCores
 from engine.core.counters import Counters
 from engine.core.delivery import Delivery
@@ -140,7 +140,7 @@ class EngineCore:
         self._scheduler = make_scheduler(
             self.executor, self.config, self.journal, self._waiting, self._adapters, self.observer
         )
-        self._steps.limit = steps_in_flight(self.executor, self.config)
+        self._steps.depth = step_depth(self.executor, self.config)
         self._recovery = Recovery(self._scheduler, self.config, self.clock)
         self._endings = Endings(self._scheduler.sequences, self._delivery, self._inbox, self.observer)
         self._tier = self._make_tier(self._scheduler)

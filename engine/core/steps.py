@@ -7,9 +7,27 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.core.inbox import Inbox
 from executors.contract import ExecutorError, ModelExecutor, UnifiedBatch, UnifiedOutput, check_output
+
+SHORT_STEP_S = 1.5e-3
+"""Decode steps that take less, in seconds, may end before the host has answered the step before them."""
+_SHARE = 0.125
+"""Share of the latest step in the estimate of what a decode step takes."""
+
+
+class StepDepth(NamedTuple):
+    """How many steps may be in flight: `most`, and `of_long_steps`, those beyond which all that are out must be short steps of
+    decodes only."""
+
+    most: int
+    of_long_steps: int
+
+    def most_granted(self, step_tokens: int) -> int:
+        """Return the most tokens that steps in flight compute of one sequence. `step_tokens`: most tokens of a step."""
+        return max(self.of_long_steps * step_tokens, self.most - 1 + step_tokens)
 
 
 @dataclass(slots=True)
@@ -23,14 +41,20 @@ class PendingStep:
     ended: float = 0.0
     """When it had landed; 0 before."""
 
+    @property
+    def decodes_only(self) -> bool:
+        """Whether it computes one token of each sequence."""
+        return len(self.batch.token_ids) == len(self.batch)
+
 
 class StepQueue:
     """The steps in flight, the oldest first: the executor runs them in the order of submission. Used by the loop task only."""
 
     def __init__(self, executor: ModelExecutor, inbox: Inbox, clock: Callable[[], float]) -> None:
         self.out: deque[PendingStep] = deque()
-        self.limit = 1
-        """Maximum number of steps in flight."""
+        self.depth = StepDepth(1, 1)
+        self._decode_s = 2 * SHORT_STEP_S
+        """Usual time of a step of decodes only, in seconds, estimated from the last ones."""
         self._executor = executor
         self._inbox = inbox
         self._clock = clock
@@ -42,7 +66,10 @@ class StepQueue:
     @property
     def room(self) -> bool:
         """One more may be submitted."""
-        return len(self.out) < self.limit
+        out = len(self.out)
+        if out < self.depth.of_long_steps or out >= self.depth.most:
+            return out < self.depth.most
+        return self._decode_s < SHORT_STEP_S and all(step.decodes_only for step in self.out)
 
     def submit(self, batch: UnifiedBatch) -> None:
         """Submit a step. It is sent in the next turn of the event loop, before tasks that are woken after this call run."""
@@ -74,7 +101,11 @@ class StepQueue:
         now = step.ended = self._clock()
         if self.out:
             self.out[0].began = now
-        return now - step.began
+        seconds = now - step.began
+        if step.decodes_only:
+            # One that waited for a capture, say, must not count for many.
+            self._decode_s += _SHARE * (min(seconds, 2 * SHORT_STEP_S) - self._decode_s)
+        return seconds
 
     def interrupt(self) -> None:
         """Make `next_result` return: the time-out that it was called with is too late now."""

@@ -124,8 +124,9 @@ class RemoteExecutor(BatchModelExecutor):
         return self._known().info
 
     def capabilities(self) -> ExecutorCapabilities:
-        # A step can wait here while the one before it is computed.
-        return replace(self._known().capabilities, max_in_flight=2)
+        # Where an executor takes one at a time, a second one can wait here.
+        known = self._known().capabilities
+        return replace(known, max_in_flight=max(2, known.max_in_flight))
 
     def kv_layout(self) -> KvLayout:
         return self._known().kv_layout

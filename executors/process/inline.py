@@ -188,8 +188,9 @@ class InlineExecutor(BatchModelExecutor):
         return self._warm().info()
 
     def capabilities(self) -> ExecutorCapabilities:
-        # A step can wait here while the one before it is computed.
-        return replace(self._warm().capabilities(), max_in_flight=2)
+        # Where an executor takes one at a time, a second one can wait here.
+        known = self._warm().capabilities()
+        return replace(known, max_in_flight=max(2, known.max_in_flight))
 
     def kv_layout(self) -> KvLayout:
         return self._warm().kv_layout()

@@ -96,7 +96,7 @@ async def crowd(executor: LlmExecutor, asked: list[Visit], seed: int) -> tuple[H
     Raises what a sequence failed with."""
     rng = random.Random(seed)
     inline = InlineExecutor(executor.config, executor)
-    options = {"max_num_seqs": SEQS, "max_num_batched_tokens": 24, "max_in_flight": 2}
+    options = {"max_num_seqs": SEQS, "max_num_batched_tokens": 24, "max_in_flight": 3}
     async with harness.engine(inline, **options) as core:  # type: ignore[arg-type]
 
         async def visit(one: Visit) -> list[int] | None:

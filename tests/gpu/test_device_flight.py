@@ -140,6 +140,37 @@ async def test_a_step_that_fails_half_way_marks_its_buffer(
         assert fresh.tokens[3:] == seq.tokens[3:4]
 
 
+async def test_a_third_step_that_fails_half_way_keeps_its_buffer_and_leaves_the_others_theirs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are out, whose results are not taken yet, and the copy of the third is queued when it fails."""
+    executor = await faked(path, lateness=40, captures=False)
+    copies = Copies(executor, monkeypatch)
+    driver, plain = Driver(executor), Driver(await start(path))
+    seq = driver.add([1, 2, 3], PLAIN[1])
+    (expected,) = await plain.generate([plain.add([1, 2, 3], PLAIN[1])], 2)
+    steps = [prompt(driver, seq), decoding(driver, seq), decoding(driver, seq)]
+    callers = [asyncio.create_task(executor.unified_decode(step)) for step in steps[:2]]
+    await asyncio.sleep(0)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("an odd thing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor.launched.program, "run", fail)
+        callers.append(asyncio.create_task(executor.unified_decode(steps[2])))
+        await asyncio.sleep(0)
+    assert sum(buffer.owner is not None for buffer in buffers(executor)) == 2
+    assert not copies.begun, "its mark says that the device is done with it"
+    first, second, third = await asyncio.gather(*callers, return_exceptions=True)
+    assert isinstance(third, StepFailed)
+    assert [one[0].tokens[0].token_id for one in (first, second)] == expected  # type: ignore[index]
+    await executor.begin_epoch(2)
+    again = Driver(executor, epoch=2)
+    fresh = again.add([1, 2, 3], PLAIN[1])
+    assert (await again.generate([fresh], 2 + RING))[0][:2] == expected
+
+
 async def test_an_error_while_marking_does_not_hide_why_a_step_failed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +305,7 @@ async def test_results_are_read_before_the_next_launch(
 ) -> None:
     executor = await faked(path, captures=captures)
     overwriting(executor, monkeypatch)
-    assert await described_by(executor, LOGPROBS, 2) == await described_by(await start(path), LOGPROBS, 1)
+    assert await described_by(executor, LOGPROBS, 3) == await described_by(await start(path), LOGPROBS, 1)
 
 
 async def test_logprobs_that_are_read_behind_the_next_launch_are_caught(

@@ -270,7 +270,7 @@ async def test_steps_that_repeat_give_what_the_host_gives(path: Path) -> None:
     ops = Streams(ours, 3, PLAIN + SHAPED + LOGPROBS).make(12)
     with pytest.MonkeyPatch.context() as patch:
         record = Record(ours.launched, patch)
-        heard = await play(ours, ops, 2)
+        heard = await play(ours, ops, 3)
     expected = await play(theirs, ops)
     assert {seq: [token for token, _ in found] for seq, found in heard.items()} == {
         seq: [token for token, _ in found] for seq, found in expected.items()

@@ -79,7 +79,7 @@ async def test_eager_steps_give_what_the_host_gives(
     assert {seq: [token for token, _ in found] for seq, found in heard.items()} == {
         seq: [token for token, _ in found] for seq, found in expected.items()
     }
-    assert len(heard) > 5 and ours.capabilities().max_in_flight == 2
+    assert len(heard) > 5 and ours.capabilities().max_in_flight == 3
 
 
 @pytest.mark.long(extended=True)
@@ -241,7 +241,8 @@ async def test_a_child_process_begins_a_step_while_another_is_out(path: Path) ->
         await remote.warmup()
         await remote.begin_epoch(1)
         assert any(note.startswith("graphs: ") for note in remote.status().notes)
-        heard = await play(remote, ops, 2)
+        assert remote.capabilities().max_in_flight == 3
+        heard = await play(remote, ops, 3)
     finally:
         await remote.shutdown()
     expected = await play(theirs, ops)
@@ -250,10 +251,11 @@ async def test_a_child_process_begins_a_step_while_another_is_out(path: Path) ->
     }
 
 
-async def test_an_engine_with_two_steps_out_gives_what_it_gives_with_one(path: Path) -> None:
+@pytest.mark.parametrize("most", [2, 3])
+async def test_an_engine_with_several_steps_out_gives_what_it_gives_with_one(path: Path, most: int) -> None:
     prompts = [[i] * (1 + 5 * i) for i in range(9)]
     found = []
-    for inner, out in ((await faked(path, FakeDevice()), 2), (await plain(path), 1)):
+    for inner, out in ((await faked(path, FakeDevice()), most), (await plain(path), 1)):
         executor = InlineExecutor(inner.config, inner)
         async with harness.engine(executor, max_in_flight=out, max_num_batched_tokens=24) as core:  # type: ignore[arg-type]
             asked = [

@@ -69,6 +69,11 @@ def used_before_its_mark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BufferRing, "take", take)
 
 
+def a_failed_step_is_not_marked(patch: pytest.MonkeyPatch) -> None:
+    """The buffer of a step that failed behind its copy keeps the mark of the step before."""
+    patch.setattr(queueing.StepQueue, "_mark_failed", staticmethod(lambda buffer: None))
+
+
 def memory_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeviceSizing, "_wait_for", lambda self, num_bytes: None)
 
@@ -132,6 +137,16 @@ CASES: dict[str, Case] = {
     "a ring that does not wait": (
         used_before_its_mark,
         test_device_step.test_a_buffer_is_not_used_again_before_its_event,
+        {},
+    ),
+    "a failed step without a mark": (
+        a_failed_step_is_not_marked,
+        test_device_flight.test_a_step_that_fails_half_way_marks_its_buffer,
+        {"where": "run"},
+    ),
+    "a failed third step without a mark": (
+        a_failed_step_is_not_marked,
+        test_device_flight.test_a_third_step_that_fails_half_way_keeps_its_buffer_and_leaves_the_others_theirs,
         {},
     ),
     "no wait for memory": (

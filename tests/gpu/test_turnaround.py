@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from benchmarks.turnaround import TimedDevice, turnarounds
+from benchmarks.turnaround import TimedDevice, idle_share, turnarounds
 
 
 def test_steps_follow_each_other_and_are_seen_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +32,14 @@ def test_steps_follow_each_other_and_are_seen_once(monkeypatch: pytest.MonkeyPat
 def test_a_turnaround_ends_with_the_launch_of_the_second_next_step() -> None:
     record = {"launched": [0.0, 1e-3, 5e-3, 9e-3, 12e-3], "saw": [4e-3, 7e-3, math.nan, 13e-3, math.nan]}
     assert turnarounds(record) == pytest.approx([1000.0, 2000.0])
+
+
+def test_a_turnaround_with_three_out_ends_with_the_launch_of_the_third_next_step() -> None:
+    record = {"launched": [0.0, 1e-3, 2e-3, 9e-3, 12e-3], "saw": [4e-3, 7e-3, math.nan, 13e-3, math.nan]}
+    assert turnarounds(record, 3) == pytest.approx([5000.0, 5000.0])
+
+
+def test_the_device_is_idle_from_the_end_of_its_last_step_to_the_next_launch() -> None:
+    record = {"launched": [1.0, 1.5, 6.0, 11.0]}
+    assert idle_share(record, 2.0) == pytest.approx((1.0 + 3.0) / 10.0)
+    assert idle_share({"launched": [1.0, 2.0, 4.0]}, 2.0) == 0.0

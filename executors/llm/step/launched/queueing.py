@@ -30,8 +30,8 @@ from executors.llm.step.launched.inputs import (
 )
 from executors.llm.step.launched.program import DeviceProgram
 
-RING = 3
-"""Number of steps with buffers of their own: two in flight, and one being written."""
+RING = 4
+"""Number of steps with buffers of their own: three in flight, and one being written."""
 _CHANGES = 1 << 12
 """Number of changes of block tables for which the input memory has room; a step with more gets memory of its own."""
 
@@ -80,15 +80,20 @@ class StepQueue:
             with self.queueing():
                 self._queue(batch, shape, logprobs, compute, tail, buffer)
         except BaseException:
-            # Where it failed half-way its copy may be queued: the old mark would say that the buffer is free.
-            with contextlib.suppress(RuntimeError):  # on a device that is lost nothing can be recorded
-                buffer.event.record()
+            self._mark_failed(buffer)
             raise
         finally:
             if self._captures.graphs is not None:
                 self._captures.graphs.in_step = False
         buffer.event.record()
         return buffer
+
+    @staticmethod
+    def _mark_failed(buffer: StepBuffer) -> None:
+        """Mark the buffer of a step that failed half-way. Its copy may be queued, and the old mark would say that the buffer is
+        free."""
+        with contextlib.suppress(RuntimeError):  # on a device that is lost nothing can be recorded
+            buffer.event.record()
 
     def _queue(
         self, batch: UnifiedBatch, shape: StepShape, logprobs: LogprobRows | None,

@@ -44,7 +44,8 @@ from executors.llm.step.states import SequenceStates
 class LaunchedSteps:
     """A `Launch`. Used by the thread that computes the steps."""
 
-    max_in_flight = 2
+    max_in_flight = 3
+    """Where a step is shorter than the host's way from its result to the next launch, two would leave the device idle."""
 
     def __init__(
         self, states: SequenceStates, runner: ModelRunner, device: StepDevice, sampler: DeviceSampler, limits: LaunchLimits,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from executors.llm.checkpoint.tensor_file import TensorFile, beyond_float16
+from executors.llm.checkpoint.tensor_file import FilePiece, TensorFile, beyond_float16
 from executors.llm.model.cuts import Cut, Range
 
 
@@ -78,6 +78,14 @@ class CutTensors(TensorFile):
                 part.copy_(rows)
                 if target.dtype is torch.float16 and not torch.isfinite(part).all():
                     raise beyond_float16(self.path, name)
+
+    def pieces(self, name: str, target: torch.Tensor) -> Iterator[FilePiece] | None:
+        """See `TensorFile`."""
+        return self._file.pieces(name, target) if name not in self._cuts else None
+
+    def open_again(self) -> int:
+        """See `TensorFile`."""
+        return self._file.open_again()
 
     def can_map(self, name: str) -> bool:
         """See `TensorFile`."""

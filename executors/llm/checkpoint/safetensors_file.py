@@ -15,13 +15,21 @@ import math
 import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 
 from executors.contract.errors import ConfigError
 from executors.gguf.not_whole import fetch_first
-from executors.llm.checkpoint.tensor_file import PIECE, ROWS, TensorFile, beyond_float16, lies_outside
+from executors.llm.checkpoint.tensor_file import (
+    PIECE,
+    ROWS,
+    FilePiece,
+    TensorFile,
+    beyond_float16,
+    lies_outside,
+)
 from executors.llm.model.cuts import Range
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -172,6 +180,17 @@ class SafetensorsFile(TensorFile):
                 raise beyond_float16(self.path, self.own_name(name))
             self._give_back(at, at + piece.nbytes)
             at += piece.nbytes
+
+    def pieces(self, name: str, target: torch.Tensor) -> Iterator[FilePiece] | None:
+        """See `TensorFile`. A cast, a broadcast and strides are the host's."""
+        source = self._view(name)
+        if source.dtype != target.dtype or source.shape != target.shape or not source.is_contiguous():
+            return None
+        begins = accumulate(
+            (piece.nbytes for _, piece in _pieces(target, source)),
+            initial=self._data + self._entries[name].begin,
+        )
+        return (FilePiece(to, begin) for (to, _), begin in zip(_pieces(target, source), begins, strict=False))
 
     def is_finite(self, name: str) -> bool:
         """Return whether all numbers of a tensor are finite; releases the file's pages on the way."""

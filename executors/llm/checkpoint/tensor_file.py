@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,6 +21,14 @@ ROWS = 64
 """Pieces of a matrix are multiples of this many rows, because packing works on whole groups of rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """Bytes of a file from `begin` on that are those of `target`: as many, of its dtype and in its order."""
+
+    target: torch.Tensor
+    begin: int
+
+
 class TensorFile(ABC):
     """The tensors of one memory-mapped file. Raises ConfigError, which names the file, if it cannot be read.
 
@@ -31,6 +41,7 @@ class TensorFile(ABC):
             with path.open("rb") as file:
                 # A private mapping: torch wants writable memory, and nothing is ever written.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._identity = _identity(file.fileno())
         except FileNotFoundError:
             raise ConfigError(f"{path}: no such file") from None
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
@@ -78,6 +89,22 @@ class TensorFile(ABC):
 
         Raises ConfigError if float16 cannot represent a number, because infinite weights would make every result an error.
         """
+
+    def pieces(self, name: str, target: torch.Tensor) -> Iterator[FilePiece] | None:
+        """Return the pieces of at most `PIECE` bytes that `copy_into` would copy, in the order of the file; None if the file has
+        other bytes than the target."""
+        return None
+
+    def open_again(self) -> int:
+        """Return a descriptor of the file, to read from. Raises ConfigError if another file is there now."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be read ({error.strerror})") from None
+        if _identity(descriptor) != self._identity:
+            os.close(descriptor)
+            raise ConfigError(f"{self.path}: was replaced while it was read")
+        return descriptor
 
     @abstractmethod
     def is_finite(self, name: str) -> bool:
@@ -147,6 +174,11 @@ class TensorFile(ABC):
         """Unmap the file. If a tensor still refers to it, the file is unmapped when that tensor is freed."""
         if not self._is_mapped:
             self._map.close()
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    stat = os.fstat(descriptor)
+    return stat.st_dev, stat.st_ino
 
 
 def lies_outside(first: int, count: int, within: Range | None) -> bool:

@@ -6,6 +6,8 @@ beside them (`model/quantization/` lists the formats); they are stored unchanged
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -20,11 +22,13 @@ from executors.llm.checkpoint.absent_biases import absent_biases, note_on
 from executors.llm.checkpoint.claims import quantized_instead, settle_quantization, unreadable_numbers
 from executors.llm.checkpoint.cut_tensors import CutTensors, selected_rows
 from executors.llm.checkpoint.device_blocks import device_rows
+from executors.llm.checkpoint.device_copies import DeviceCopies
 from executors.llm.checkpoint.files import Checkpoint
 from executors.llm.checkpoint.fp8_scales import CheckpointScales
 from executors.llm.checkpoint.fused_tensors import apart
 from executors.llm.checkpoint.tensor_file import TensorFile, beyond_float16
 from executors.llm.checkpoint.transform_tensors import load_transforms, transform_tensors
+from executors.llm.device.table import device_of
 from executors.llm.lean_torch import random_numbers
 from executors.llm.model.config import DecoderConfig, read_config
 from executors.llm.model.cuts import Cut
@@ -37,6 +41,7 @@ from executors.llm.model.names import WrittenNames
 from executors.llm.model.places import Place
 from executors.llm.model.row_table import RowTable
 
+_log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
 
@@ -177,16 +182,17 @@ def load_weights(decoder: Decoder, directory: Path, progress: Progress) -> str |
         total = sum(checkpoint.file_of(name).num_bytes(name) for name in targets)
         done = 0
         progress("weights", 0, total)
-        for file in checkpoint.files.values():
-            part = CutTensors(file, cuts) if cuts else file
-            for name in file.names():
-                if name in targets and checkpoint.file_of(name) is file:
-                    if file.is_fp8(name):
-                        _load_fp8(file, name, targets[name], scales.of(name))
-                    else:
-                        _load(decoder, part, name, targets[name])
-                    done += file.num_bytes(name)
-                    progress("weights", done, total)
+        with _copies(decoder.device) as copies:
+            for file in checkpoint.files.values():
+                part = CutTensors(file, cuts) if cuts else file
+                for name in file.names():
+                    if name in targets and checkpoint.file_of(name) is file:
+                        if file.is_fp8(name):
+                            _load_fp8(file, name, targets[name], scales.of(name))
+                        else:
+                            _load(decoder, part, name, targets[name], copies)
+                        done += file.num_bytes(name)
+                        progress("weights", done, total)
     finally:
         checkpoint.close()
     decoder.finish()
@@ -231,7 +237,20 @@ def check_load(decoder: Decoder, directory: Path) -> str | None:
         checkpoint.close()
 
 
-def _load(decoder: Decoder, file: TensorFile, name: str, place: Place) -> None:
+def _copies(place: torch.device) -> contextlib.AbstractContextManager[DeviceCopies | None]:
+    """Return what copies to a device beside its readers; nothing where tensors lie in the machine's memory, or none is pinned."""
+    device = device_of(place)
+    if device.pinned:
+        try:
+            return DeviceCopies(device)
+        except RuntimeError as error:
+            _log.warning("weights are copied one by one: there is no pinned memory: %s", error)
+    return contextlib.nullcontext()
+
+
+def _load(
+    decoder: Decoder, file: TensorFile, name: str, place: Place, copies: DeviceCopies | None = None
+) -> None:
     if place.packed:
         assert place.linear is not None
         if (weight := place.linear.on_device) is not None:
@@ -258,8 +277,13 @@ def _load(decoder: Decoder, file: TensorFile, name: str, place: Place) -> None:
     of_table = table is not None and place.tensor is table.weight
     if of_table and table is not None and _stays(table, file, name, decoder.kernels, decoder.device):
         return
-    if place.tensor.device.type != "meta":
+    if place.tensor.device.type == "meta":
+        return
+    pieces = None if copies is None else file.pieces(name, place.tensor)
+    if copies is None or pieces is None:
         file.copy_into(name, place.tensor)
+    else:
+        copies.take(file, pieces)
 
 
 def _fill(place: Place, file: TensorFile, name: str, begin: int, rows: torch.Tensor) -> None:

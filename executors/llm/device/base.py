@@ -194,6 +194,18 @@ class Device:
         """Make a context under whose name profilers show what is computed in it. See `device/ranges.py`."""
         return torch.profiler.record_function(_title(name, number))
 
+    def event(self) -> Event:
+        """Make a mark in the device's work queue. Raises RuntimeError where the host computes: there is no queue."""
+        raise RuntimeError(f"{self.name} has no queue of work")
+
+    def host_memory(self, num_bytes: int) -> torch.Tensor:
+        """Return uint8 [num_bytes] of the machine's memory, pinned if copies from there run beside other work. Raises
+        RuntimeError if there is none."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.pinned)
+
+    def free_host_memory(self) -> None:
+        """Give pinned memory back that nothing refers to, which a library may keep for later."""
+
     def copies(self) -> contextlib.AbstractContextManager[Any]:
         """Make a context for copies beside steps, which may be entered again and again: what is queued in it is done when it
         ends."""

@@ -118,6 +118,16 @@ class CudaDevice(Device):
         """See `Device`."""
         return CudaSteps(self.place)
 
+    def event(self) -> Event:
+        """See `Device`."""
+        event: Event = torch.cuda.Event()
+        return event
+
+    def free_host_memory(self) -> None:
+        """See `Device`. Where torch cannot be asked for it, the memory stays pinned until the process ends."""
+        if (empty := getattr(torch._C, "_host_emptyCache", None)) is not None:
+            empty()
+
     def copies(self) -> CudaCopies:
         """See `Device`."""
         return CudaCopies(self.place)

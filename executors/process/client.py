@@ -125,8 +125,8 @@ class RemoteExecutor(BatchModelExecutor):
 
     def capabilities(self) -> ExecutorCapabilities:
         # Where an executor takes one at a time, a second one can wait here.
-        known = self._known().capabilities
-        return replace(known, max_in_flight=max(2, known.max_in_flight))
+        limits = self._known().capabilities
+        return replace(limits, max_in_flight=max(2, limits.max_in_flight))
 
     def kv_layout(self) -> KvLayout:
         return self._known().kv_layout

@@ -189,8 +189,8 @@ class InlineExecutor(BatchModelExecutor):
 
     def capabilities(self) -> ExecutorCapabilities:
         # Where an executor takes one at a time, a second one can wait here.
-        known = self._warm().capabilities()
-        return replace(known, max_in_flight=max(2, known.max_in_flight))
+        limits = self._warm().capabilities()
+        return replace(limits, max_in_flight=max(2, limits.max_in_flight))
 
     def kv_layout(self) -> KvLayout:
         return self._warm().kv_layout()

@@ -88,12 +88,12 @@ def load_model(
     kernels, missing = choose_kernels(config, device)
     if kernels is not None:
         use_kernels(kernels)
-    if kernels is None:
+    else:
         refuse_without_kernels(config, device, missing)
     plan, widened = fp8_plan(config, decoder_config, device, directory, checks)
+    each_layer = None if plan is None else partial(hold, plan=plan)
     stored = kept_formats(config, decoder_config, kernels, directory)
     on_device = formats_on_device(config, decoder_config, device, directory, plan, checks)
-    each_layer = None if plan is None else partial(hold, plan=plan)
     if on_device:
         each_layer = partial(keep, stored=on_device)
     make: Callable[..., Decoder] = partial(Decoder, decoder_config)
@@ -134,19 +134,10 @@ def load_model(
         if why is None:
             raise
         raise OutOfMemory(f"{directory}: no memory for the weights: {why[:200]}") from None
+    widened = widened or _widened(decoder, config, _why_not_kept(config, device, missing, checks))
+    notes = _notes(_how_fast(decoder, kernels, missing), widened, decoder)
     return LoadedModel(
-        decoder,
-        info,
-        num_bytes,
-        activation_bytes(decoder, kernels),
-        _notes(
-            _how_fast(decoder, kernels, missing),
-            widened or _widened(decoder, config, _why_not_kept(config, device, missing, checks)),
-            decoder,
-        ),
-        warnings,
-        per_rank,
-        files,
+        decoder, info, num_bytes, activation_bytes(decoder, kernels), notes, warnings, per_rank, files
     )
 
 

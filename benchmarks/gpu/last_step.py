@@ -17,12 +17,13 @@ import torch
 
 from executors.contract import Tensor, Unsupported
 from executors.llm.assembly.parts import Assembly
-from executors.llm.device.base import Graph
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
 from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.runtime import ExecutorRuntime
-from executors.llm.step.launched.inputs import StepBuffer, StepShape
+from executors.llm.step.launched.graphs import StepGraph
+from executors.llm.step.launched.inputs import StepShape
+from executors.llm.step.launched.queueing import QueuedStep, StepWork
 from executors.llm.step.launched.steps import LaunchedSteps
 
 NAME = f"{__name__}:LastStepFactory"
@@ -36,7 +37,7 @@ class _Sent:
     """The last step: its shape, its graph if it took one, and how many had been captured by then."""
 
     shape: StepShape
-    graph: Graph | None
+    graph: StepGraph | None
     captured: int
 
 
@@ -60,10 +61,10 @@ class LastStepExecutor(LlmExecutor):
         if isinstance(launched, LaunchedSteps) and launched.graphs is not None:
             graphs, send = launched.graphs, launched.queue.send
 
-            def noted(batch: Any, shape: StepShape, logprobs: Any, write: Any, compute: Any) -> StepBuffer:
-                graph = None if callable(compute) else compute
+            def noted(batch: Any, shape: StepShape, logprobs: Any, write: Any, work: StepWork) -> QueuedStep:
+                graph = work if isinstance(work, StepGraph) else None
                 self._sent = _Sent(shape, graph, len(graphs._graphs))
-                return send(batch, shape, logprobs, write, compute)
+                return send(batch, shape, logprobs, write, work)
 
             launched.queue.send = noted  # type: ignore[method-assign]
         return loaded
@@ -92,7 +93,7 @@ class LastStepExecutor(LlmExecutor):
         return Tensor.of([seconds, free], "float64")
 
 
-def seconds_of(graph: Graph, times: int) -> float:
+def seconds_of(graph: StepGraph, times: int) -> float:
     """Seconds of one replay, of so many that follow each other: by events where there is a GPU, else by the host's clock."""
     if not torch.cuda.is_available():
         began = time.perf_counter()

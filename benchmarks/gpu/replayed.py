@@ -26,6 +26,7 @@ from executors.llm.factory import LlmFactory
 from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.step.launched.inputs import StepShape
+from executors.llm.step.launched.queueing import QueuedStep
 from executors.llm.step.launched.steps import LaunchedSteps
 
 NAME = f"{__name__}:ReplayedFactory"
@@ -47,8 +48,8 @@ class Replays:
         self._done: tuple[Any, Any, int] | None = None
 
     def after(self, shape: StepShape, graph: Any) -> None:
-        """A step of this shape was queued; `graph` is a function where it was launched call by call."""
-        if self.asked is None or self.asked[0] != shape.tokens or shape.listed or callable(graph):
+        """A step of this shape was queued; `graph` is another `StepWork` where it was launched call by call."""
+        if self.asked is None or self.asked[0] != shape.tokens or shape.listed or not graph.captured:
             return
         count = self.asked[1]
         began, ended = self._event(), self._event()
@@ -89,15 +90,13 @@ class ReplayedExecutor(LlmExecutor):
         if isinstance(launched := loaded.unified.launched, LaunchedSteps):
             marks, replays = Marks(self._event), Replays(self._event)
             launched.queue.queueing = marks.step
-            queue = launched.queue._queue
+            finish = launched.queue._finish
 
-            def queue_and_replay(
-                batch: Any, shape: StepShape, logprobs: Any, compute: Any, *rest: Any
-            ) -> None:
-                queue(batch, shape, logprobs, compute, *rest)
-                replays.after(shape, compute)
+            def finish_and_replay(step: QueuedStep) -> None:
+                finish(step)
+                replays.after(step.shape, step.work)
 
-            launched.queue._queue = queue_and_replay  # type: ignore[method-assign, assignment]
+            launched.queue._finish = finish_and_replay  # type: ignore[method-assign]
             self._stop_answering()
             self._over = threading.Event()
             self._answering = threading.Thread(

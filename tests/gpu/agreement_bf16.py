@@ -27,11 +27,10 @@ from benchmarks.gpu.part import Failed, Found, NotRun, Options
 from benchmarks.gpu.serving import Setup
 from executors.contract import ExecutorConfig, SampledToken, SamplingParams
 from executors.llm.assembly.parts import Assembly
-from executors.llm.device.base import Graph
 from executors.llm.executor import LlmExecutor
 from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.runtime import ExecutorRuntime
-from executors.llm.step.launched.graphs import StepFacts, StepGraphs
+from executors.llm.step.launched.graphs import StepFacts, StepGraph, StepGraphs
 from executors.llm.step.launched.inputs import StepShape
 from executors.llm.step.launched.steps import LaunchedSteps
 from executors.testing.driver import DrivenSequence, Driver, Feed
@@ -158,25 +157,25 @@ class WatchedExecutor(LlmExecutor):
 def _watch(graphs: StepGraphs, replayed: Counter[StepShape]) -> None:
     find = graphs.find
 
-    def watched(facts: StepFacts) -> tuple[StepShape, Graph] | None:
+    def watched(facts: StepFacts) -> tuple[StepShape, StepGraph] | None:
         found = find(facts)
         return None if found is None else (found[0], _Counted(found[1], found[0], replayed))
 
     graphs.find = watched  # type: ignore[method-assign]
 
 
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    """A `Graph` that counts its replays under its shape."""
+class _Counted(StepGraph):
+    """Counts its replays under its shape."""
 
-    graph: Graph
-    shape: StepShape
-    replayed: Counter[StepShape]
+    def __init__(self, graph: StepGraph, shape: StepShape, replayed: Counter[StepShape]) -> None:
+        super().__init__(graph._forward, graph._sampler)
+        self._shape = shape
+        self._replayed = replayed
 
-    def replay(self) -> None:
-        """See `Graph`."""
-        self.graph.replay()
-        self.replayed[self.shape] += 1
+    def sample(self, words: torch.Tensor) -> None:
+        """See `StepWork`."""
+        super().sample(words)
+        self._replayed[self._shape] += 1
 
 
 def title(shape: StepShape) -> str:

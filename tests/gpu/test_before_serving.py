@@ -42,20 +42,24 @@ async def test_all_kernels_are_compiled_before_the_first_step(
     executor = FakeDeviceExecutor.from_config(config(path, max_num_seqs=4))
     device = executor.device = FakeDevice()
     device.compiles = True
-    run, ran = DeviceProgram.run, list[StepShape]()
+    forward, ran = DeviceProgram.forward, list[StepShape]()
 
     def noted(self: DeviceProgram, step: Any, attend: Any, blocks: int) -> None:
         if not device.log:
             ran.append(step.shape)
-        run(self, step, attend, blocks)
+        forward(self, step, attend, blocks)
 
-    monkeypatch.setattr(DeviceProgram, "run", noted)
+    monkeypatch.setattr(DeviceProgram, "forward", noted)
     monkeypatch.setattr("executors.llm.step.idle.QUIET_S", 3600)
     stages: list[tuple[str, int, int]] = []
     executor.set_progress(lambda *stage: stages.append(stage))
     await executor.warmup()
     graphs = executor.launched.graphs
-    assert graphs is not None and len(device.graphs) == AT_START and not graphs.failure
+    assert graphs is not None and len(graphs._graphs) == AT_START and not graphs.failure
+    samplers = {shape.samples for shape in graphs._graphs}
+    assert len(device.graphs) == AT_START + len(samplers), (
+        "shapes with as many samples share a sampler's graph"
+    )
     assert set(ran) >= set(graphs.shapes)
     assert [replace(shape, pieces=0) for shape in graphs.shapes if not shape.listed] == decode_shapes(4)
     assert {shape.listed for shape in ran if shape not in graphs.shapes} == {False, True}
@@ -73,14 +77,14 @@ async def test_no_memory_for_kernels_of_large_steps_does_not_end_the_start(
     executor = FakeDeviceExecutor.from_config(config(path, max_num_seqs=2))
     executor.device = FakeDevice()
     executor.device.compiles = True
-    run = DeviceProgram.run
+    forward = DeviceProgram.forward
 
     def tight(self: DeviceProgram, step: Any, attend: Any, blocks: int) -> None:
         if step.shape.tokens > 64:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        run(self, step, attend, blocks)
+        forward(self, step, attend, blocks)
 
-    monkeypatch.setattr(DeviceProgram, "run", tight)
+    monkeypatch.setattr(DeviceProgram, "forward", tight)
     monkeypatch.setattr("executors.llm.step.idle.QUIET_S", 3600)
     await executor.warmup()
     await executor.begin_epoch(1)

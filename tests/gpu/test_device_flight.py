@@ -113,7 +113,7 @@ class Copies:
         yield
 
 
-@pytest.mark.parametrize("where", ["run", "described"])
+@pytest.mark.parametrize("where", ["forward", "sample", "described"])
 async def test_a_step_that_fails_half_way_marks_its_buffer(
     path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +185,7 @@ async def test_an_error_while_marking_does_not_hide_why_a_step_failed(
     def refuse() -> None:
         raise RuntimeError("the second error")
 
-    monkeypatch.setattr(executor.launched.program, "run", fail)
+    monkeypatch.setattr(executor.launched.program, "forward", fail)
     for buffer in buffers(executor):
         monkeypatch.setattr(buffer.event, "record", refuse)
     with pytest.raises(StepFailed, match="the first error"):

@@ -36,6 +36,7 @@ from executors.llm.step.launched.graphs import (
     ADAPTED_ROWS,
     AT_START,
     CLOSE_TO,
+    Phases,
     StepFacts,
     StepGraphs,
     adapted_shapes,
@@ -428,7 +429,9 @@ def test_graphs_of_up_to_512_tokens_have_small_tiles() -> None:
 def test_graphs_of_the_start_are_those_without_adapters() -> None:
     """The requests that come first have none, and who has one finds a graph soon after."""
     plain = decode_shapes(16)
-    graphs = StepGraphs(FakeDevice(), [*plain, *adapted_shapes(plain, 8)], lambda shape: lambda: None)
+    graphs = StepGraphs(
+        FakeDevice(), [*plain, *adapted_shapes(plain, 8)], lambda shape: Phases(lambda: None, lambda: None)
+    )
     order: list[StepShape] = []
     while (shape := graphs.missing) is not None:
         graphs.capture(shape)

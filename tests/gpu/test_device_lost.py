@@ -122,7 +122,7 @@ async def test_inline_it_says_that_another_process_is_needed(path: Path, where: 
         inner._idle.stop()
         lose(inner)
         if where == "step":
-            inner.launched.program.run = lambda *_: inner.device.check()  # type: ignore[method-assign, assignment]
+            inner.launched.program.forward = lambda *_: inner.device.check()  # type: ignore[method-assign, assignment]
             inner.launched.captures.graphs = None
             work = harness.run(core, harness.request([3], 5))
             with pytest.raises(ExecutorFailed, match="--executor-mode process"):

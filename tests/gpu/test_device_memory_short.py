@@ -61,15 +61,15 @@ class Neighbour:
 
     def __init__(self, executor: FakeDeviceExecutor, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most, self.refused = most, 0
-        run = executor.launched.program.run
+        forward = executor.launched.program.forward
 
         def tight(step: Any, *more: Any) -> None:
             if step.shape.tokens > self.most:
                 self.refused += 1
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full")
-            run(step, *more)
+            forward(step, *more)
 
-        monkeypatch.setattr(executor.launched.program, "run", tight)
+        monkeypatch.setattr(executor.launched.program, "forward", tight)
 
 
 @pytest.mark.parametrize("out", [1, 2])

@@ -16,7 +16,8 @@ from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.executor import LlmExecutor
 from executors.llm.sampling.shaped_slots import Following, ShapedSlots
 from executors.llm.step.launched import repeat
-from executors.llm.step.launched.inputs import DeviceTables, StepBuffer, StepShape, Tail, layout, num_words
+from executors.llm.step.launched.inputs import DeviceTables, StepShape, layout, num_words
+from executors.llm.step.launched.queueing import QueuedStep
 from executors.llm.step.launched.repeat import MOVING, STAYING, RepeatedStep
 from executors.llm.step.launched.steps import LaunchedSteps
 from tests.executors.checkpoints import write_checkpoint
@@ -170,17 +171,18 @@ class Record:
     def __init__(self, runner: LaunchedSteps, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[StepShape, int, bytes]] = []
         self.repeated = 0
-        queue, again = runner.queue._queue, runner._launch_again
+        begin, again = runner.queue._begin, runner._launch_again
 
-        def queued(batch, shape, wanted, compute, tail: Tail, buffer: StepBuffer) -> None:  # type: ignore[no-untyped-def]
-            self.steps.append((shape, tail.end, buffer.words[: tail.end].tobytes()))
-            queue(batch, shape, wanted, compute, tail, buffer)
+        def begun(batch: UnifiedBatch, step: QueuedStep) -> None:
+            end = step.tail.end
+            self.steps.append((step.shape, end, step.buffer.words[:end].tobytes()))
+            begin(batch, step)
 
         def launched(batch: UnifiedBatch, last: RepeatedStep):  # type: ignore[no-untyped-def]
             self.repeated += 1
             return again(batch, last)
 
-        monkeypatch.setattr(runner.queue, "_queue", queued)
+        monkeypatch.setattr(runner.queue, "_begin", begun)
         monkeypatch.setattr(runner, "_launch_again", launched)
         for buffer in runner.queue.ring._ring:  # what lies between sections is written by neither way
             buffer.words[:] = 0

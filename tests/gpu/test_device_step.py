@@ -197,7 +197,7 @@ async def test_a_failed_step_with_one_behind_it(
 
     with monkeypatch.context() as patch:
         if when == "launched":
-            patch.setattr(inner.launched.program, "run", fail)
+            patch.setattr(inner.launched.program, "forward", fail)
         else:
             patch.setattr(LateEvent, "query", fail)
             patch.setattr("executors.llm.step.launched.inputs.BufferRing._free", lambda buffer: None)

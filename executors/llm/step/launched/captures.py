@@ -103,7 +103,8 @@ class StepCaptures:
         for number, shape in enumerate(shapes):
             self._report("kernels", number, len(shapes))
             try:
-                self._program.captured(shape)()
+                for phase in self._program.captured(shape):
+                    phase()
             except Exception as error:
                 why = no_device_memory(error)
                 if why is None:

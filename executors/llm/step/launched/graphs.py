@@ -1,7 +1,10 @@
-"""Captured graphs of whole steps: which shapes exist, when they are captured, and which one a step gets.
+"""Captured graphs of steps: which shapes exist, when they are captured, and which one a step gets.
 
     decode  1, 2, 4, 8, 16, ... 256, 320, ...   items of one token each, in order, every row sampled
     mixed   16, 32, 64, ... 512, 640, ... 2048  chunks and decode steps; the last token is always padding
+
+A step has two graphs, replayed one after the other: its forward's, and its sampler's. All shapes with as many samples share a
+sampler's graph, so there are few more graphs than shapes.
 
 With LoRA adapters some of these shapes exist a second time, for steps in which a row has an adapter: see `adapted_shapes`.
 Padding is computed: up to 512 tokens that costs less than the calls of a step without a graph, which take the host 3.5 to 4
@@ -21,6 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from time import monotonic
+from typing import NamedTuple
+
+import torch
 
 from executors.contract.faults import no_device_memory
 from executors.kernels.lora_tiles import most_tiles
@@ -82,6 +88,36 @@ class StepFacts:
     pieces: int = 0
     adapted: bool = False
     groups: int = 1
+
+
+class Phases(NamedTuple):
+    """Work of a step, to be captured or run: what computes logits, and what samples from them."""
+
+    forward: Callable[[], None]
+    sample: Callable[[], None]
+
+
+class StepGraph:
+    """The graphs of a step's shape, over `DeviceProgram.inputs`: a `StepWork`."""
+
+    captured = True
+
+    def __init__(self, forward: Graph, sampler: Graph) -> None:
+        self._forward = forward
+        self._sampler = sampler
+
+    def forward(self, words: torch.Tensor) -> None:
+        """See `StepWork`."""
+        self._forward.replay()
+
+    def sample(self, words: torch.Tensor) -> None:
+        """See `StepWork`."""
+        self._sampler.replay()
+
+    def replay(self) -> None:
+        """Queue the whole step."""
+        self._forward.replay()
+        self._sampler.replay()
 
 
 Pieces = Callable[[int], int]
@@ -158,11 +194,14 @@ class StepGraphs:
     """
 
     def __init__(
-        self, device: StepDevice, shapes: Sequence[StepShape], prepare: Callable[[StepShape], Callable[[], None]]
+        self, device: StepDevice, shapes: Sequence[StepShape], prepare: Callable[[StepShape], Phases]
     ) -> None:  # fmt: skip
         self._device = device
         self._prepare = prepare
-        self._graphs: dict[StepShape, Graph] = {}
+        self._graphs: dict[StepShape, StepGraph] = {}
+        self._forwards: dict[StepShape, Graph] = {}
+        self._samplers: dict[int, Graph] = {}
+        """By the number of samples."""
         # Chunks last among shapes of one size: whoever decodes comes back every step.
         self.shapes = sorted(shapes, key=lambda shape: (shape.tokens, shape.listed, shape.lora_tiles))
         self._best_shape = lru_cache(maxsize=1024)(self._best)
@@ -194,7 +233,7 @@ class StepGraphs:
         """Seconds until the next capture is allowed, after a capture found no memory."""
         return max(0.0, self._again_at - monotonic()) if self._again_at else 0.0
 
-    def find(self, facts: StepFacts) -> tuple[StepShape, Graph] | None:
+    def find(self, facts: StepFacts) -> tuple[StepShape, StepGraph] | None:
         """Return the graph for a step: a larger one if the best is missing, None if there is no graph for it. Counts missing
         graphs."""
         best = self._best_shape(facts)
@@ -232,12 +271,17 @@ class StepGraphs:
         return next((shape for shape in self.shapes if fits(shape, facts)), None)
 
     def capture(self, shape: StepShape) -> None:
-        """Capture a graph. Raises RuntimeError within a step, because a caller that waits for the step would also wait for
-        the capture, and the device's error if it is lost."""
+        """Capture the graphs of a shape. Raises RuntimeError within a step, because a caller that waits for the step would also
+        wait for the capture, and the device's error if it is lost."""
         if self.in_step:
             raise RuntimeError("a graph cannot be captured within a step")
         try:
-            self._graphs[shape] = self._device.capture(self._prepare(shape))
+            phases = self._prepare(shape)
+            if shape not in self._forwards:
+                self._forwards[shape] = self._device.capture(phases.forward)
+            if shape.samples not in self._samplers:
+                self._samplers[shape.samples] = self._device.capture(phases.sample)
+            self._graphs[shape] = StepGraph(self._forwards[shape], self._samplers[shape.samples])
         except Exception as error:
             why = no_device_memory(error)
             if why is None:

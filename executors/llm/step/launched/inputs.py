@@ -1,10 +1,12 @@
 """The host's data for a step, packed: one int32 array, one copy to the device.
 
-    | token ids | source | positions | ... | tiles | decodes | pieces | rows | dest | settings |  `Tail`: changes of tables
-      --------------------- StepLayout: fixed for a StepShape -----------------------------------  as many as there are
+    | dest | settings | token ids | source | positions | ... | tiles | decodes | pieces | rows |  `Tail`: changes of tables
+      -- the sampler's -   ------------------------ the forward's ----------------------------
+      -------------------------- fixed for a StepShape ----------------------------------------   as many as there are
 
-A captured graph reads the first part at fixed places. Unused places hold padding, whose results are never read: tokens
-without a cell, items of length 0 in an unused slot, samples that go to an unused place of the token pool.
+A captured graph reads the first part at fixed places. What the sampler reads comes first: there it lies alike in all shapes
+with as many samples, which share a sampler's graph. Unused places hold padding, whose results are never read: tokens without a
+cell, items of length 0 in an unused slot, samples that go to an unused place of the token pool.
 """
 
 from __future__ import annotations
@@ -83,14 +85,14 @@ def layout(shape: StepShape) -> dict[str, Section]:
     """Return the section offsets of a step of this shape, in words of 4 bytes."""
     chunks = shape.items if shape.listed else 0
     counts = {
+        "dest": shape.samples, "shaped": shape.samples, "ends": shape.samples, "temperature": shape.samples,
+        "top_k": shape.samples, "top_p": shape.samples, "min_p": shape.samples, "u": shape.samples,
         "token_ids": shape.tokens, "source": shape.tokens, "positions": shape.tokens,
         **{cells_of(group): shape.tokens for group in range(shape.groups)},
         "slots": shape.items, "lengths": shape.items, "q_starts": chunks, "q_lens": chunks, "pos_offsets": chunks,
         "tiles": 2 * shape.tiles, "decodes": 2 * shape.decodes if shape.listed else 0, "pieces": WORDS * shape.pieces,
-        "rows": shape.samples if shape.listed else 0, "dest": shape.samples, "shaped": shape.samples,
-        "ends": shape.samples, "lora_rows": shape.lora_tiles * tile_rows(shape.tokens), "lora_owners": shape.lora_tiles,
-        "temperature": shape.samples,
-        "top_k": shape.samples, "top_p": shape.samples, "min_p": shape.samples, "u": shape.samples,
+        "rows": shape.samples if shape.listed else 0,
+        "lora_rows": shape.lora_tiles * tile_rows(shape.tokens), "lora_owners": shape.lora_tiles,
     }  # fmt: skip
     sections, begin = {}, 0
     for name, count in counts.items():
@@ -104,7 +106,7 @@ def layout(shape: StepShape) -> dict[str, Section]:
 @lru_cache(maxsize=1024)
 def num_words(shape: StepShape) -> int:
     """Return the number of words of all sections."""
-    last = layout(shape)["u"]
+    *_, last = layout(shape).values()
     return last.begin + -(-last.words // _ALIGN) * _ALIGN
 
 

@@ -1,13 +1,14 @@
-"""The device's work in a step, from the packed inputs to the tokens: one sequence of calls, launched or captured.
+"""The device's work in a step, from the packed inputs to the tokens: two phases of calls, launched or captured one by one.
 
-    token ids or the pool's -> embedding, layers, norm -> rows that are sampled -> lm_head -> sampler -> pool, results
+    forward   token ids or the pool's -> embedding, layers, norm -> rows that are sampled -> lm_head -> logits
+    sample    logits, settings -> sampler -> pool, results
 
-No call depends on values, allocates memory according to them or waits for them.
+No call depends on values, allocates memory according to them or waits for them. Between the phases lie only `logits` and the
+last token id of each sampled row, both in memory of their own: the host may bring more for the sampler while the forward runs.
+A head that reads hidden states takes those of the sampled rows, where `forward` hands them to lm_head.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 
@@ -21,6 +22,7 @@ from executors.llm.sampling import device_logprobs
 from executors.llm.sampling.columns import PADDING, SamplingColumns
 from executors.llm.sampling.device_sampler import DeviceSampler
 from executors.llm.sampling.device_shaping import RowShaping
+from executors.llm.step.launched.graphs import Phases
 from executors.llm.step.launched.inputs import (
     DeviceStep,
     DeviceTables,
@@ -55,6 +57,8 @@ class DeviceProgram:
         """LoRA adapters, if the executor has any."""
         self.inputs = torch.zeros(0, dtype=torch.int32, device=runner.device)
         self.result = torch.zeros(0, dtype=torch.int32, device=runner.device)
+        self._last_ids = torch.zeros(0, dtype=torch.int32, device=runner.device)
+        """The last token id before each sample of the step computed last."""
         self._logits: torch.Tensor | None = None
         self._width = width
         self._samples = 0
@@ -68,12 +72,18 @@ class DeviceProgram:
         device = self.runner.device
         self.inputs = torch.zeros(words, dtype=torch.int32, device=device)
         self.result = torch.zeros(result_words(samples), dtype=torch.int32, device=device)
+        self._last_ids = torch.zeros(samples, dtype=torch.int32, device=device)
         self._samples = samples
         if self.packed is not None:
             self.packed.reserve(pieces, self.runner.cache.of_group(0))
 
     def run(self, step: DeviceStep, attend: Attend | None, blocks: int) -> None:
-        """Compute a step that is on the device. `attend`: attention that is not packed; otherwise `blocks` is the number of
+        """Compute both phases of a step that is on the device; arguments as `forward`."""
+        self.forward(step, attend, blocks)
+        self.sample(step)
+
+    def forward(self, step: DeviceStep, attend: Attend | None, blocks: int) -> None:
+        """Compute the logits of the sampled rows. `attend`: attention that is not packed; otherwise `blocks` is the number of
         columns of the block tables to read."""
         shape = step.shape
         with self.runner.ranges("forward"):
@@ -81,20 +91,23 @@ class DeviceProgram:
             hidden = self.runner.forward_packed(
                 ids, step["positions"], attend or self._attend(step, blocks), self._adapters(step)
             )
-        if shape.samples:
-            with self.runner.ranges("sample"):
-                self._sample(step, hidden, ids)
+            if not shape.samples:
+                return
+            if shape.listed:
+                torch.index_select(ids, 0, step["rows"], out=self._last_ids[: shape.samples])
+                hidden = hidden.index_select(0, step["rows"])
+            self.runner.model.logits(hidden, self.logits(hidden)[: shape.samples])
 
-    def _sample(self, step: DeviceStep, hidden: torch.Tensor, ids: torch.Tensor) -> None:
-        """Choose a token for each sampled row of the `hidden` states, and put it into the pool."""
-        shape = step.shape
-        if shape.listed:
-            hidden, ids = (one.index_select(0, step["rows"]) for one in (hidden, ids))
-        tokens, bad = result_views(self.result, shape.samples)
-        shaping = RowShaping(self.shaping, step["shaped"], step["ends"], ids)
-        logits = self.runner.model.logits(hidden, self.logits(hidden)[: shape.samples])
-        self.sampler.sample(logits, _settings(step), tokens, bad, shaping)
-        self.pool.index_copy_(0, step["dest"], tokens)
+    def sample(self, step: DeviceStep) -> None:
+        """Choose a token for each sampled row of the logits that `forward` computed last, and put it into the pool."""
+        samples = step.shape.samples
+        if not samples:
+            return
+        with self.runner.ranges("sample"):
+            tokens, bad = result_views(self.result, samples)
+            shaping = RowShaping(self.shaping, step["shaped"], step["ends"], self._last_ids[:samples])
+            self.sampler.sample(self.logits()[:samples], _settings(step), tokens, bad, shaping)
+            self.pool.index_copy_(0, step["dest"], tokens)
 
     def logits(self, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """Return the raw logits [samples, V] of the step computed last. With `hidden` states, return the tensor that the next
@@ -105,18 +118,22 @@ class DeviceProgram:
             self._logits = one.new_empty(self._samples, one.shape[1])
         return self._logits
 
-    def captured(self, shape: StepShape) -> Callable[[], None]:
-        """Return the work to capture for a shape: `run` over `inputs`, which hold only padding at first."""
+    def captured(self, shape: StepShape) -> Phases:
+        """Return the work to capture for a shape: both phases over `inputs`, which hold only padding at first."""
         begin = self.inputs[: num_words(shape)]
         begin.copy_(self.padding(shape))
         step = DeviceStep(begin, shape)
         blocks = self.tables[0].tensor.shape[1]
 
         @torch.inference_mode()
-        def run() -> None:
-            self.run(step, None, blocks)
+        def forward() -> None:
+            self.forward(step, None, blocks)
 
-        return run
+        @torch.inference_mode()
+        def sample() -> None:
+            self.sample(step)
+
+        return Phases(forward, sample)
 
     def described(self, shape: StepShape, rows: torch.Tensor, most: int) -> torch.Tensor:
         """See `device_logprobs.described`; applies to the step of this shape that was computed last."""
@@ -148,9 +165,12 @@ class DeviceProgram:
 
     def _token_ids(self, step: DeviceStep) -> torch.Tensor:
         """int32 [T]: ids that the host knows, and ids from the pool. A bad row may have left an arbitrary id there."""
-        source = step["source"]
+        source, shape = step["source"], step.shape
         pending = self.pool.index_select(0, source.clamp_min(0))
-        return torch.where(source >= 0, pending, step["token_ids"]).clamp_(0, self._width - 1)
+        if shape.listed or not shape.samples:
+            return torch.where(source >= 0, pending, step["token_ids"]).clamp_(0, self._width - 1)
+        ids = self._last_ids[: shape.samples]  # each row is an item's last
+        return torch.where(source >= 0, pending, step["token_ids"], out=ids).clamp_(0, self._width - 1)
 
     def _adapters(self, step: DeviceStep) -> DeviceRows | None:
         if not step.shape.lora_tiles:

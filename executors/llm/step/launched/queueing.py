@@ -2,20 +2,23 @@
 
 ring     buffers of the host, one for each step in flight and one being written
 inputs   one copy to the device: the packed step, and behind it changes of tables
-compute  a graph's replay, or the same calls one by one
+forward  a graph's replay, or the same calls one by one
+sample   the same
 results  one copy back, and one more of logprobs where a row has some
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from executors.contract.batch import UnifiedBatch
-from executors.llm.device.base import DeviceMemory, Graph, StepDevice
+from executors.llm.device.base import DeviceMemory, StepDevice
 from executors.llm.memory.device_memory import retried
 from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.sampling.shaped_slots import ShapedSlots
@@ -34,6 +37,37 @@ RING = 4
 """Number of steps with buffers of their own: three in flight, and one being written."""
 _CHANGES = 1 << 12
 """Number of changes of block tables for which the input memory has room; a step with more gets memory of its own."""
+
+
+class StepWork(Protocol):
+    """What a step computes on the device, in two phases: `graphs.StepGraph`, or calls."""
+
+    @property
+    def captured(self) -> bool:
+        """Whether it reads the packed step at the fixed place `DeviceProgram.inputs`, not where `words` are."""
+
+    def forward(self, words: torch.Tensor) -> None:
+        """Queue the forward over a packed step, int32 on the device."""
+
+    def sample(self, words: torch.Tensor) -> None:
+        """Queue the sampler, behind the forward of the same step."""
+
+
+@dataclass(slots=True)
+class QueuedStep:
+    """A step of which at least the copy to the device is queued. `inputs` int32: the copy, with what lies behind it."""
+
+    buffer: StepBuffer
+    shape: StepShape
+    work: StepWork
+    tail: Tail
+    logprobs: LogprobRows | None
+    inputs: torch.Tensor
+
+    @property
+    def words(self) -> torch.Tensor:
+        """The packed step, int32 on the device."""
+        return self.inputs[: num_words(self.shape)]
 
 
 class StepQueue:
@@ -63,10 +97,9 @@ class StepQueue:
 
     def send(
         self, batch: UnifiedBatch, shape: StepShape, logprobs: LogprobRows | None, write: Callable[[np.ndarray], None],
-        compute: Graph | Callable[[torch.Tensor], None],
-    ) -> StepBuffer:  # fmt: skip
-        """Write a step to host memory and launch it. `compute`: the graph to replay, or the function that launches calls over
-        the packed step."""
+        work: StepWork,
+    ) -> QueuedStep:  # fmt: skip
+        """Write a step to host memory and launch it."""
         changes = [(one.tensor, *one.unsent()) for one in self._tables]
         changes.append((self._shaped.sending.tensor, *self._shaped.sending.unsent()))
         tail = Tail(num_words(shape), changes, None if logprobs is None else logprobs.rows)
@@ -74,19 +107,27 @@ class StepQueue:
         buffer.fit(tail.end)
         write(buffer.words)
         tail.write(buffer.words)
-        if self._captures.graphs is not None:
-            self._captures.graphs.in_step = True
+        step = QueuedStep(buffer, shape, work, tail, logprobs, self._program.inputs)
+        with self._marking(buffer), self.queueing():
+            self._begin(batch, step)
+            self._finish(step)
+        buffer.event.record()
+        return step
+
+    @contextlib.contextmanager
+    def _marking(self, buffer: StepBuffer) -> Iterator[None]:
+        """Within, a step's work is queued, which captures nothing; one that fails half-way marks its buffer."""
+        graphs = self._captures.graphs
+        if graphs is not None:
+            graphs.in_step = True
         try:
-            with self.queueing():
-                self._queue(batch, shape, logprobs, compute, tail, buffer)
+            yield
         except BaseException:
             self._mark_failed(buffer)
             raise
         finally:
-            if self._captures.graphs is not None:
-                self._captures.graphs.in_step = False
-        buffer.event.record()
-        return buffer
+            if graphs is not None:
+                graphs.in_step = False
 
     @staticmethod
     def _mark_failed(buffer: StepBuffer) -> None:
@@ -95,34 +136,37 @@ class StepQueue:
         with contextlib.suppress(RuntimeError):  # on a device that is lost nothing can be recorded
             buffer.event.record()
 
-    def _queue(
-        self, batch: UnifiedBatch, shape: StepShape, logprobs: LogprobRows | None,
-        compute: Graph | Callable[[torch.Tensor], None], tail: Tail, buffer: StepBuffer,
-    ) -> None:  # fmt: skip
-        """Queue all of a step's work on the device, from copy to copy."""
-        static, begin, end = self._program.inputs, num_words(shape), tail.end
-        inputs = static if end <= len(static) else retried(self._memory, lambda: self._room(end))
+    def _begin(self, batch: UnifiedBatch, step: QueuedStep) -> None:
+        """Queue a step's copy to the device and its forward."""
+        static, begin, end = self._program.inputs, num_words(step.shape), step.tail.end
+        if end > len(static):
+            step.inputs = retried(self._memory, lambda: self._room(end))
+        inputs = step.inputs
         with self._runner.ranges("copy in"):
-            inputs[:end].copy_(buffer.tensor[:end], non_blocking=True)
-        if inputs is not static and not callable(compute):
+            inputs[:end].copy_(step.buffer.tensor[:end], non_blocking=True)
+        if inputs is not static and step.work.captured:
             static[:begin].copy_(inputs[:begin])
         self._shaped.sending.clean()
-        tail.apply(inputs)
+        step.tail.apply(inputs)
         for tables in self._tables:
             tables.sent()
         self._shaped.sending.sent()
         self._runner.cache.copy_blocks(batch.block_copies)
-        if callable(compute):
-            compute(inputs[:begin])
-        else:
+        if step.work.captured:
             self._runner.forwards += 1
-            with self._runner.ranges("replay"):
-                compute.replay()
+        with self._runner.ranges("replay") if step.work.captured else contextlib.nullcontext():
+            step.work.forward(step.words)
+
+    def _finish(self, step: QueuedStep) -> None:
+        """Queue a step's sampler and the copies of its results."""
+        with self._runner.ranges("replay") if step.work.captured else contextlib.nullcontext():
+            step.work.sample(step.words)
+        shape, buffer, logprobs = step.shape, step.buffer, step.logprobs
         results = result_words(shape.samples)
         with self._runner.ranges("copy out"):
             buffer.result[:results].copy_(self._program.result[:results], non_blocking=True)
         if logprobs is not None:
-            rows = tail.rows(inputs)
+            rows = step.tail.rows(step.inputs)
             more = retried(self._memory, lambda: self._program.described(shape, rows, logprobs.most))
             buffer.fit_more(logprobs.words).copy_(more.view(-1), non_blocking=True)
 

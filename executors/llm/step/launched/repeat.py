@@ -4,8 +4,8 @@ From one decode step to the next most of the packed data stays: slots, settings 
 token is rewritten from the batch, so that none of it can be stale. After a step that starts a sequence, or that does not
 repeat the one before for another reason, the next step is packed from scratch.
 
-    | token ids | source | positions | cells | slots | lengths | pieces | dest | shaped | ends | temperature, top k, ... | u |
-        new        new       new       new             new      new      new             new                             new
+    | dest | shaped | ends | temperature, top k, ... | u | token ids | source | positions | cells | slots | lengths | pieces |
+      new             new                             new  new         new      new         new             new       new
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 from executors.contract import noise
 from executors.contract.batch import UnifiedBatch
 from executors.llm.attention.key_pieces import WORDS
-from executors.llm.device.base import Graph
 from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.sampling.shaped_slots import Following, ShapedSlots
+from executors.llm.step.launched.graphs import StepGraph
 from executors.llm.step.launched.inputs import StepShape, cells_of, num_words, section_of
 
 MOVING = ("token_ids", "source", "positions", "cells", "lengths", "pieces", "dest", "ends", "u")
@@ -61,7 +61,7 @@ class RepeatedStep:
     def __init__(
         self, batch: UnifiedBatch, order: np.ndarray, rows: Callable[[], Rows],
         cut: Callable[[np.ndarray], np.ndarray], lasts: Callable[[np.ndarray], int],
-        words: np.ndarray, program: tuple[StepShape, Graph], places: np.ndarray, logprobs: LogprobRows | None, shaped: bool,
+        words: np.ndarray, program: tuple[StepShape, StepGraph], places: np.ndarray, logprobs: LogprobRows | None, shaped: bool,
     ) -> None:  # fmt: skip
         """`batch`: a step of single tokens, all of which are sampled; `order` int64 [n]: its items in the order of their
         rows; `words` int32: the packed step for the graph in `program`; it is copied. `rows` is called only once a step repeats

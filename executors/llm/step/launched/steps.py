@@ -20,7 +20,7 @@ from executors.contract.batch import SequenceStart, UnifiedBatch
 from executors.contract.checks import check_blocks
 from executors.kernels.lora_tiles import most_tiles
 from executors.llm.attention import groups
-from executors.llm.device.base import DeviceMemory, Graph, StepDevice
+from executors.llm.device.base import DeviceMemory, StepDevice
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory.device_memory import retried
@@ -28,7 +28,7 @@ from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.sampling.device_sampler import DeviceSampler
 from executors.llm.sampling.shaped_slots import Recording, ShapedSlots
 from executors.llm.step.launched.captures import StepCaptures
-from executors.llm.step.launched.graphs import LaunchLimits, StepGraphs
+from executors.llm.step.launched.graphs import LaunchLimits, StepGraph, StepGraphs
 from executors.llm.step.launched.inputs import DeviceStep, DeviceTables, HostStep, StepShape
 from executors.llm.step.launched.packing import StepPacker
 from executors.llm.step.launched.pending_step import PendingDeviceStep
@@ -39,6 +39,32 @@ from executors.llm.step.launched.repeat import RepeatedStep
 from executors.llm.step.pending_steps import PendingStep
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.states import SequenceStates
+
+
+class StepCalls:
+    """A `StepWork` that is launched call by call, for a step without a graph. `memory`: see `retried`."""
+
+    captured = False
+
+    def __init__(
+        self, program: DeviceProgram, memory: DeviceMemory | None, shape: StepShape, plan: DevicePlan
+    ) -> None:  # fmt: skip
+        self._program = program
+        self._memory = memory
+        self._shape = shape
+        self._plan = plan
+
+    def forward(self, words: torch.Tensor) -> None:
+        """See `StepWork`."""
+        program, plan = self._program, self._plan
+        runner, step = program.runner, DeviceStep(words, self._shape)
+        attend = groups.begin(runner.attention, plan.step, runner.cache) if program.packed is None else None
+        retried(self._memory, lambda: program.forward(step, attend, plan.needed))
+
+    def sample(self, words: torch.Tensor) -> None:
+        """See `StepWork`."""
+        step = DeviceStep(words, self._shape)
+        retried(self._memory, lambda: self._program.sample(step))
 
 
 class LaunchedSteps:
@@ -211,12 +237,14 @@ class LaunchedSteps:
         if last.shaped:
             self._prepare_again(batch, last)
         last.move(batch, self._blocks, self.runner.cache.block_size)
-        buffer = self.queue.send(batch, last.shape, last.logprobs, last.write, last.graph)
+        queued = self.queue.send(batch, last.shape, last.logprobs, last.write, last.graph)
         record = None
         if last.shaped:
             items = last.following(self.shaped)
             record = self._recorder(self.shaped.recording_of(items, batch.pos_offsets[items.places] + 1))
-        return PendingDeviceStep(buffer, last.shape.samples, last.sampled, last.places, record, last.logprobs)
+        return PendingDeviceStep(
+            queued.buffer, last.shape.samples, last.sampled, last.places, record, last.logprobs
+        )
 
     def _prepare_again(self, batch: UnifiedBatch, last: RepeatedStep) -> None:
         """Prepare shaped rows for a step that repeats the one before it."""
@@ -233,7 +261,7 @@ class LaunchedSteps:
         )
 
     def _put(
-        self, batch: UnifiedBatch, plan: DevicePlan, captured: tuple[StepShape, Graph] | None
+        self, batch: UnifiedBatch, plan: DevicePlan, captured: tuple[StepShape, StepGraph] | None
     ) -> PendingDeviceStep:
         """Pack a step and launch it."""
         shape, places = captured[0] if captured else plan.shape, np.arange(plan.facts.samples)
@@ -246,10 +274,8 @@ class LaunchedSteps:
         def write(words: np.ndarray) -> None:
             self._packer.write(HostStep(words, shape), shape, batch, plan)
 
-        def compute(words: torch.Tensor) -> None:
-            self._launch_calls(words, shape, plan)
-
-        buffer = self.queue.send(batch, shape, logprobs, write, captured[1] if captured else compute)
+        work = captured[1] if captured else StepCalls(self.program, self._memory, shape, plan)
+        buffer = self.queue.send(batch, shape, logprobs, write, work).buffer
         if captured and self._can_repeat(shape, plan):
             order, shaped = plan.order, bool((self.shaped.row_of[batch.slots] >= 0).any())
             self._last = RepeatedStep(
@@ -275,9 +301,3 @@ class LaunchedSteps:
 
     def _recorder(self, recording: Recording | None) -> Callable[[np.ndarray], None] | None:
         return None if recording is None else lambda tokens: self.shaped.record(recording, tokens)
-
-    def _launch_calls(self, words: torch.Tensor, shape: StepShape, plan: DevicePlan) -> None:
-        packed, runner = self.program.packed, self.runner
-        attend = groups.begin(runner.attention, plan.step, runner.cache) if packed is None else None
-        device_step = DeviceStep(words, shape)
-        retried(self._memory, lambda: self.program.run(device_step, attend, plan.needed))

@@ -50,7 +50,8 @@ class LateEvent:
         self.asked = 0
         if self.buffer is not None:
             self._held = tuple(
-                one.clone() for one in (self.buffer.tensor, self.buffer.result, self.buffer.more)
+                one.clone()
+                for one in (self.buffer.tensor, self.buffer.masks, self.buffer.result, self.buffer.more)
             )
             self.buffer.result.fill_(GARBAGE)
             self.buffer.more.fill_(GARBAGE)
@@ -68,7 +69,8 @@ class LateEvent:
     def _finish(self) -> None:
         if self._held is not None:
             assert self.buffer is not None
-            words, result, more = self._held
+            words, masks, result, more = self._held
+            assert torch.equal(self.buffer.masks, masks), "masks written while the device was to read them"
             assert torch.equal(self.buffer.tensor, words), "written while the device was to read it"
             self.buffer.result.copy_(result)
             self.buffer.more.copy_(more)

@@ -290,9 +290,10 @@ class Wrong(TritonSampler):
     """Takes the best token wherever another is likely."""
 
     def sample(
-        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any
-    ) -> None:
-        super().sample(logits, settings, tokens, bad, shaping)
+        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any,
+        masks: Any = None,
+    ) -> None:  # fmt: skip
+        super().sample(logits, settings, tokens, bad, shaping, masks)
         drawn = (settings.temperature > 0) & (bad == 0)
         tokens[drawn] = logits.argmax(-1).int()[drawn]
 
@@ -301,9 +302,10 @@ class Blind(TritonSampler):
     """Notices no number that is none."""
 
     def sample(
-        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any
-    ) -> None:
-        super().sample(logits, settings, tokens, bad, shaping)
+        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any,
+        masks: Any = None,
+    ) -> None:  # fmt: skip
+        super().sample(logits, settings, tokens, bad, shaping, masks)
         bad.zero_()
 
 
@@ -311,13 +313,24 @@ class Heedless(TritonSampler):
     """Knows of no penalties."""
 
     def sample(
-        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any
-    ) -> None:
-        super().sample(logits, settings, tokens, bad)
+        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any,
+        masks: Any = None,
+    ) -> None:  # fmt: skip
+        super().sample(logits, settings, tokens, bad, None, masks)
+
+
+class Free(TritonSampler):
+    """Reads no masks."""
+
+    def sample(
+        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any,
+        masks: Any = None,
+    ) -> None:  # fmt: skip
+        super().sample(logits, settings, tokens, bad, shaping)
 
 
 @pytest.mark.long(every=3)
-@pytest.mark.parametrize("kind", [Wrong, Blind, Heedless])
+@pytest.mark.parametrize("kind", [Wrong, Blind, Heedless, Free])
 def test_a_wrong_sampler_is_named(
     kind: type[TritonSampler], tried: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -340,10 +353,11 @@ class Off(TorchDeviceSampler):
         self._left = rows
 
     def sample(
-        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any
-    ) -> None:
+        self, logits: torch.Tensor, settings: Any, tokens: torch.Tensor, bad: torch.Tensor, shaping: Any,
+        masks: Any = None,
+    ) -> None:  # fmt: skip
         before, nobodys = tokens.clone(), settings.temperature == PADDING
-        super().sample(logits, settings, tokens, bad, shaping)
+        super().sample(logits, settings, tokens, bad, shaping, masks)
         tokens[: self._left] += 1
         tokens[nobodys] = before[nobodys]
         self._left = 0

@@ -5,7 +5,8 @@
                            and the candidates above it, taken out of the row in the vocabulary's order
     limits    (row)        top-k, top-p and min-p among the candidates (or in the row, where too many are), and the token
 
-Everybody reads logits by `load_logits`, which knows where those lie that penalties, biases and bans have changed.
+All reads of logits go through `load_logits`, which knows where those lie that penalties, biases and bans have changed, and
+applies the masks of grammars.
 
 A row that is done leaves at once. The weights of a row are integers, multiples of 1 / `ONE` of the largest: sums of them are
 exact whatever their order, so that no token without weight is ever drawn, and a row does not depend on its batch.
@@ -29,6 +30,8 @@ _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _PIECE = tl.constexpr(1024)
 """Logits that are shaped at a time."""
+_LEAST = tl.constexpr(-3.4028234663852886e38)
+"""The smallest number of float32 that is finite."""
 _SLACK = tl.constexpr(0.999)
 """Factor of top-p's cut: far more than rounding can move a sum."""
 
@@ -73,7 +76,8 @@ def _dropped(shape, DROP: tl.constexpr):
 
 @triton.jit
 def tiles_kernel(
-    logits, temperatures, top_ks, min_ps, maxima, sums, stride, num_tiles, table, table_stride, shaped, ends, inputs,
+    logits, temperatures, top_ks, min_ps, maxima, sums, stride, num_tiles,
+    table, table_stride, shaped, ends, inputs, masks, masks_stride, masked,
     WIDTH: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """PARTS tiles of one row: `maxima` (inf where a logit is NaN) and, where the row needs it, `sums`, float32 [n, tiles]."""
@@ -83,7 +87,7 @@ def tiles_kernel(
         tile = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
         at = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
         line = logits + row.to(tl.int64) * stride
-        shape = row_shape(table, table_stride, shaped, ends, inputs, row)
+        shape = row_shape(table, table_stride, shaped, ends, inputs, masks, masks_stride, masked, row)
         if shape[1]:
             first = tl.program_id(0) * PARTS * TILE
             shape_logits(line, first, shape, PARTS * TILE, min(PARTS * TILE, _PIECE), WIDTH)
@@ -205,7 +209,8 @@ def _take_out(
 @triton.jit
 def rows_kernel(
     logits, temperatures, top_ks, top_ps, min_ps, noise, maxima, sums, tokens, bad, bests, totals, lengths, listed, ids,
-    stride, num_tiles, table, table_stride, shaped, ends, inputs,
+    stride, num_tiles,
+    table, table_stride, shaped, ends, inputs, masks, masks_stride, masked,
     WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr, CAPACITY: tl.constexpr,
     DROP: tl.constexpr,
 ):  # fmt: skip
@@ -219,12 +224,12 @@ def rows_kernel(
     if temperature >= 0.0:
         wide = row.to(tl.int64)
         line, own_sums = logits + wide * stride, sums + wide * num_tiles
-        shape = row_shape(table, table_stride, shaped, ends, inputs, row)
+        shape = row_shape(table, table_stride, shaped, ends, inputs, masks, masks_stride, masked, row)
         tile = tl.arange(0, TILES)
         peaks = tl.load(maxima + wide * num_tiles + tile, mask=tile < num_tiles, other=float("-inf"))
         best = tl.max(peaks)
         wrong = tl.abs(best) == float("inf")
-        emptied = shape[1] & (best == float("-inf"))
+        emptied = (shape[1] | shape[5]) & (best == float("-inf"))
         tl.store(bad + row, wrong.to(tl.int8) + emptied.to(tl.int8))
         top_k, top_p, min_p = tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row)
         by_k = (top_k > 0) & (top_k < WIDTH)
@@ -251,6 +256,8 @@ def rows_kernel(
                 tl.store(totals + row, total)
                 rare = (1.0 - top_p.to(tl.float64)) * (total.to(tl.float64) / ONE) / WIDTH * _SLACK
                 cut = _floor(best, temperature, rare)
+            # Logits of -inf weigh nothing: where a mask leaves fewer than top-k, they would fill the list.
+            cut = tl.maximum(cut, _LEAST)
             length = _take_out(
                 line, shape, peaks, cut, listed + wide * CAPACITY, ids + wide * CAPACITY, WIDTH, TILE, TILES, GROUP, CAPACITY
             )  # fmt: skip
@@ -334,14 +341,14 @@ def _draw_from_list(
 @triton.jit
 def limits_kernel(
     logits, temperatures, top_ks, top_ps, min_ps, noise, tokens, bests, totals, lengths, listed, ids, stride,
-    table, table_stride, shaped, ends, inputs,
+    table, table_stride, shaped, ends, inputs, masks, masks_stride, masked,
     WIDTH: tl.constexpr, CAPACITY: tl.constexpr, DROP: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """The token of one row with limits, as `rows_kernel` left it. Then nothing else reads what shapes the row, and its input is
     counted."""
     row = tl.program_id(0)
     length = tl.load(lengths + row)
-    shape = row_shape(table, table_stride, shaped, ends, inputs, row)
+    shape = row_shape(table, table_stride, shaped, ends, inputs, masks, masks_stride, masked, row)
     if length > 0:
         wide = row.to(tl.int64)
         line, own = logits + wide * stride, listed + wide * CAPACITY

@@ -1,7 +1,8 @@
-"""Penalties, biases and bans: `executors/llm/sampling/device_shaping.py` defines them and their layout.
+"""Penalties, biases and bans: `executors/llm/sampling/device_shaping.py` defines them and their layout. Masks of grammars:
+`executors/llm/sampling/row_masks.py`.
 
 The first kernel that reads a shaped row writes the shaped logits into the table, piece by piece to save registers; all later
-reads use the table.
+reads use the table. A mask is read with each logit: a bit beside two or four bytes, and the raw logits stay for logprobs.
 """
 
 from __future__ import annotations
@@ -24,21 +25,26 @@ _ALIGN = tl.constexpr(layout.ALIGN)
 
 
 @triton.jit
-def row_shape(table, stride, shaped, lengths, inputs, row):
+def row_shape(table, stride, shaped, lengths, inputs, masks, masks_stride, masked, row):
     """Describe the shaping of a row of logits: its row of the table, whether it has one, the number of inputs, and the last
-    input."""
-    name = tl.load(shaped + row)
+    input; then its mask, and whether it has one."""
+    name, mask = tl.load(shaped + row), tl.load(masked + row)
     own = table + tl.maximum(name, 0).to(tl.int64) * stride
-    return own, name >= 0, tl.load(lengths + row), tl.load(inputs + row)
+    words = masks + tl.maximum(mask, 0).to(tl.int64) * masks_stride
+    return own, name >= 0, tl.load(lengths + row), tl.load(inputs + row), words, mask >= 0
 
 
 @triton.jit
 def load_logits(line, at, mask, shape, WIDTH: tl.constexpr):
-    """Load logits `line` [at] as float32, -inf where `mask` is not set; `shape`: see `row_shape`."""
+    """Load logits `line` [at] as float32, -inf where `mask` is not set; `shape`: see `row_shape`. -inf is added where the row's
+    mask forbids a token: a NaN or +inf is noticed there as well."""
     if shape[1]:
         values = tl.load(_results(shape[0], WIDTH) + at, mask=mask, other=float("-inf"))
     else:
         values = tl.load(line + at, mask=mask, other=float("-inf")).to(tl.float32)
+    if shape[5]:
+        allowed = (tl.load(shape[4] + (at >> 5), mask=mask, other=0) >> (at & 31)) & 1
+        values += tl.where(allowed > 0, 0.0, float("-inf"))
     return values
 
 
@@ -86,7 +92,7 @@ def _shaped(values, at, mask, own, length, token):
 @triton.jit
 def count_input(shape):
     """Count the last input of a shaped row, unless it has been counted already."""
-    own, _, length, token = shape
+    own, length, token = shape[0], shape[2], shape[3]
     if tl.load(own) < length:
         place = own + _HEADER + token
         tl.store(place, tl.load(place) + 1)

@@ -52,6 +52,7 @@ from executors.llm.model.layers.norms import Norm
 from executors.llm.sampling.columns import PADDING, SamplingColumns
 from executors.llm.sampling.device_sampler import DeviceSampler, TorchDeviceSampler
 from executors.llm.sampling.device_shaping import RowShaping
+from executors.llm.sampling.row_masks import RowMasks, mask_words
 from executors.llm.step_arrays import StepArrays
 
 if TYPE_CHECKING:
@@ -379,12 +380,13 @@ def _sampled(
     bad = torch.zeros(rows, dtype=torch.int8, device=device)
     ours = _shaping(draw, rows, width)
     theirs = replace(ours, table=ours.table.clone())
-    sampler.sample(logits, settings, tokens, bad, ours)
+    masks = _masks(draw, rows, width)
+    sampler.sample(logits, settings, tokens, bad, ours, masks)
     for row in range(rows):  # one by one: each takes some float64 copies of itself
         one = slice(row, row + 1)
         alone = settings.take(one)
         TorchDeviceSampler().sample(
-            logits[one], alone, expected[one], torch.zeros_like(bad[one]), theirs.part(one)
+            logits[one], alone, expected[one], torch.zeros_like(bad[one]), theirs.part(one), masks.part(one)
         )
     valid = slice(0, len(ours.table) - 1), slice(0, HEADER + width)
     missed = bool(bad.any()) or not torch.equal(ours.table[valid], theirs.table[valid])
@@ -397,6 +399,13 @@ def _sampled(
     missed |= not torch.equal(untouched, expected)
     # In Python's numbers, as the limit is: float32's 1 / 18 is more than that.
     return torch.inf if missed else int((tokens != expected).sum()) / rows
+
+
+def _masks(draw: _Draw, rows: int, width: int) -> RowMasks:
+    """Masks of three rows of four, in reverse order, which forbid half of the tokens."""
+    places = torch.tensor([row if row % 4 else -1 for row in range(rows)][::-1], dtype=torch.int32)
+    words = torch.randint(-(2**31), 2**31, (rows, mask_words(width)), generator=draw.noise).int()
+    return RowMasks(words.to(draw.device), places.to(draw.device))
 
 
 def _shaping(draw: _Draw, rows: int, width: int) -> RowShaping:

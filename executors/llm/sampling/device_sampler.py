@@ -1,7 +1,8 @@
 """Sampling without the host: settings and noise arrive as tensors, tokens stay on the device. Nothing is read back here.
 
-Handles temperature, top-k, top-p and min-p, and shaped logits (`device_shaping.py`); `contract/reference_sampler.py` defines
-the token. Rows that need more (logprobs, grammars, typical-p) are sampled by `sampler.py` with the host's help.
+Handles temperature, top-k, top-p and min-p, shaped logits (`device_shaping.py`) and masks (`row_masks.py`);
+`contract/reference_sampler.py` defines the token. Rows that need more (typical-p) are sampled by `sampler.py` with the host's
+help.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 
 from executors.llm.sampling.columns import MIN_TEMPERATURE, SamplingColumns
 from executors.llm.sampling.device_shaping import RowShaping, count_inputs, shaped
+from executors.llm.sampling.row_masks import RowMasks, masked
 
 _ROWS = 32
 """Rows sampled at a time: each takes a few float64 copies of its logits."""
@@ -25,12 +27,13 @@ class DeviceSampler(Protocol):
 
     def sample(
         self, logits: torch.Tensor, settings: SamplingColumns[torch.Tensor], tokens: torch.Tensor, bad: torch.Tensor,
-        shaping: RowShaping | None = None,
+        shaping: RowShaping | None = None, masks: RowMasks | None = None,
     ) -> None:  # fmt: skip
         """Write the token of each row of raw `logits` [n, V] to `tokens` int32 [n].
 
-        `bad` int8 [n] receives 1 for a row without a finite maximum and 2 for a row in which `shaping` forbids every token;
-        the token of such a row is an arbitrary one of the vocabulary. Inputs that `shaping` has not counted yet are counted.
+        `bad` int8 [n] receives 1 for a row without a finite maximum and 2 for a row in which `shaping` and `masks` forbid every
+        token; the token of such a row is an arbitrary one of the vocabulary. Inputs that `shaping` has not counted yet are
+        counted.
         """
 
 
@@ -41,13 +44,14 @@ class TorchDeviceSampler:
 
     def sample(
         self, logits: torch.Tensor, settings: SamplingColumns[torch.Tensor], tokens: torch.Tensor, bad: torch.Tensor,
-        shaping: RowShaping | None = None,
+        shaping: RowShaping | None = None, masks: RowMasks | None = None,
     ) -> None:  # fmt: skip
         """See `DeviceSampler`."""
         for begin in range(0, len(logits), _ROWS):
             part = slice(begin, begin + _ROWS)
             wide = logits[part]
             wide = (wide if shaping is None else shaped(wide, shaping.part(part))).double()
+            wide = wide if masks is None else masked(wide, masks.part(part))
             best, greedy = wide.max(-1)[0], wide.argmax(-1)
             broken = ~torch.isfinite(best)
             weights = _weights(wide - best[:, None], wide, settings, part)
@@ -59,8 +63,10 @@ class TorchDeviceSampler:
             chosen = torch.where(settings.temperature[part] > 0, drawn, greedy)
             tokens[part] = chosen.masked_fill_(broken, 0).int()
             bad[part] = broken.to(torch.int8)
-            if shaping is not None:
-                bad[part] += ((best == -torch.inf) & (shaping.rows[part] >= 0)).to(torch.int8)
+            for altering in (shaping, masks):
+                if altering is not None:
+                    emptied = (best == -torch.inf) & (altering.rows[part] >= 0)
+                    bad[part] = torch.where(emptied, 2, bad[part])
         if shaping is not None:
             count_inputs(shaping)
 

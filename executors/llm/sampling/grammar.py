@@ -317,6 +317,24 @@ class GrammarState:
         """Return the ids that may come next, limited to the logits' width."""
         if self._ended_after is not None:
             return Mask(self._ends, False)
+        words = self._allowed()
+        if self._last is None or not np.array_equal(words, self._last[0]):
+            negated = 2 * int(np.bitwise_count(words).sum()) > self._width
+            ids = _set_bits(~words if negated else words)
+            self._last = words.copy(), Mask(ids[: np.searchsorted(ids, self._width)], negated)
+        return self._last[1]
+
+    def pack(self, into: np.ndarray) -> None:
+        """Write the same to `into`, int32 [mask_words], a bit a token: see `row_masks.py`."""
+        words = into.view(np.uint32)
+        if self._ended_after is None:
+            words[:] = self._allowed()[: len(words)]
+        else:
+            words[:] = 0
+            np.bitwise_or.at(words, self._ends >> 5, _bits(self._ends))
+
+    def _allowed(self) -> np.ndarray:
+        """uint32: the ids that may come before the end, a bit each; valid until the next call."""
         words = self._words
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, 4 * self._num_words)
         words[self._num_words :] = 0
@@ -324,11 +342,7 @@ class GrammarState:
         if self._matcher.is_accepting():
             np.bitwise_and.at(words, self._own_ends >> 5, ~_bits(self._own_ends))
             np.bitwise_or.at(words, self._ends >> 5, _bits(self._ends))
-        if self._last is None or not np.array_equal(words, self._last[0]):
-            negated = 2 * int(np.bitwise_count(words).sum()) > self._width
-            ids = _set_bits(~words if negated else words)
-            self._last = words.copy(), Mask(ids[: np.searchsorted(ids, self._width)], negated)
-        return self._last[1]
+        return words
 
     def _refuse_special(self, words: np.ndarray) -> None:
         """Remove special tokens that the mask allows and the matcher would refuse. A negated pattern such as `~/a/` allows

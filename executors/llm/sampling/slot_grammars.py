@@ -56,7 +56,7 @@ class _Output(TokenHistory):
         self.shortest = min(self.shortest, len(self.output))
 
 
-class _Follower:
+class Follower:
     """Follower of one sequence's grammar. The matcher lags behind the output by the tokens kept of the last step."""
 
     def __init__(self, start: SequenceStart, grammar: str, ends: tuple[int, ...]) -> None:
@@ -64,19 +64,19 @@ class _Follower:
         self._grammar, self._ends = grammar, ends
         self._state: GrammarState | None = None
 
-    def masks(self, compiler: GrammarCompiler, inputs: Inputs) -> ItemMasks:
-        """Compute masks for the row after the inputs and for the rows after each draft. Raises InvalidInput for impossible
-        inputs."""
+    def masks(self, compiler: GrammarCompiler, inputs: Inputs, into: np.ndarray | None = None) -> ItemMasks:
+        """Compute masks for the row after the inputs and for the rows after each draft; or write that of the only row to `into`,
+        int32 [mask_words], a bit a token. Raises InvalidInput for impossible inputs."""
         num_known = len(inputs.tokens) - inputs.num_drafts
         self.output.sync(inputs.position, inputs.tokens[:num_known], inputs.pending)
         try:
             drafts = inputs.tokens[num_known:]
-            masks = self._follow(compiler, drafts)
+            masks = self._follow(compiler, drafts, into)
             if masks.failed is not None and self._state is not None:
                 # What matchers of one grammar share may be used up: once more, with a fresh one.
                 compiler.discard(self._grammar, self._state)
                 self._state = None
-                masks = self._follow(compiler, drafts)
+                masks = self._follow(compiler, drafts, into)
             return masks
         except ExecutorError as error:
             return ItemMasks([], ItemOutput(error=str(error)))
@@ -84,7 +84,7 @@ class _Follower:
             message = f"the grammar failed: {type(error).__name__}: {error}"
             return ItemMasks([], ItemOutput(error=message))
 
-    def _follow(self, compiler: GrammarCompiler, drafts: list[int]) -> ItemMasks:
+    def _follow(self, compiler: GrammarCompiler, drafts: list[int], into: np.ndarray | None) -> ItemMasks:
         state = self._state
         if state is None:
             state = self._state = compiler.begin(self._grammar, self._ends)
@@ -95,6 +95,9 @@ class _Follower:
                 stray = f"token {len(state)} of the output, {token}, violates its grammar"
                 return ItemMasks([], state.failure() or ItemOutput(error=stray))
         self.output.shortest = len(output)
+        if into is not None:
+            state.pack(into)
+            return ItemMasks([], state.failure())
         masks: list[Mask | None] = [state.mask()]
         for draft in drafts:
             if not state.take(draft):
@@ -116,14 +119,14 @@ class SlotGrammars:
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self.compiler = compiler
-        self._of: dict[int, _Follower] = {}
+        self._of: dict[int, Follower] = {}
         self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, start: SequenceStart) -> None:
         """Assign the slot to a sequence."""
         self._of.pop(start.slot, None)
         if start.grammar is not None and start.sampling is not None and start.pooling is None:
-            self._of[start.slot] = _Follower(start, start.grammar, start.sampling.stop_token_ids)
+            self._of[start.slot] = Follower(start, start.grammar, start.sampling.stop_token_ids)
 
     def drop(self, slot: int) -> None:
         """Free the slot."""
@@ -149,12 +152,37 @@ class SlotGrammars:
     def start(self, requests: dict[int, tuple[int, Inputs]]) -> Future[dict[int, ItemMasks]]:
         """Start computing the masks of some items: {item: (slot, inputs)}. Do not use this object until the result is
         available."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar masks")
         work = [(item, self._of[slot], inputs) for item, (slot, inputs) in requests.items()]
-        return self._thread.submit(
+        return self._own_thread().submit(
             lambda: {item: follower.masks(self.compiler, inputs) for item, follower, inputs in work}
         )
+
+    def follower(self, slot: int) -> Follower:
+        """Return what follows the grammar of a slot's sequence, for `start_packed`."""
+        return self._of[slot]
+
+    def start_packed(
+        self, work: Sequence[tuple[Follower, Inputs]], into: np.ndarray
+    ) -> Future[dict[int, ItemOutput]]:
+        """Start writing a mask for each follower, after inputs without drafts, to a row of `into`, int32 [k, mask_words]: see
+        `row_masks.py`. The result holds, by row, outputs of items whose grammar cannot go on; their masks forbid nothing.
+        Do not use these followers until the result is available."""
+
+        def write() -> dict[int, ItemOutput]:
+            failed = {}
+            for row, (follower, inputs) in enumerate(work):
+                masks = follower.masks(self.compiler, inputs, into[row])
+                if masks.failed is not None:
+                    failed[row] = masks.failed
+                    into[row] = -1
+            return failed
+
+        return self._own_thread().submit(write)
+
+    def _own_thread(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar masks")
+        return self._thread
 
     def keep(self, slot: int, tokens: list[int]) -> None:
         """Append the tokens that sampling and verification of a step kept for an item."""

@@ -2,8 +2,8 @@
 
 What the token is, `executors/contract/reference_sampler.py` fixes: the first id, in vocabulary order, at which the
 cumulative weight of the processed distribution exceeds u x total, u the noise of (seed, choice, position). Temperature,
-top-k, top-p and min-p are done here, together, and mixed with greedy rows, over logits that `RowShaping` may change. Typical-p
-and grammars are not: a step with such a row samples with `executors/llm/sampling/sampler.py`.
+top-k, top-p and min-p are done here, together, and mixed with greedy rows, over logits that `RowShaping` and `RowMasks` may
+change. Typical-p is not: a step with such a row samples with `executors/llm/sampling/sampler.py`.
 
 Cumulative weights agree with those of float64 to about 1e-6 of their total: where a target, or the end of a top-p set, lies
 nearer to a border than that, the neighbour may be drawn. A row's token is the same alone and in any batch.
@@ -19,6 +19,7 @@ from executors.kernels.triton import sampling
 from executors.kernels.triton.tuning import choose
 from executors.llm.sampling.columns import SamplingColumns
 from executors.llm.sampling.device_shaping import RowShaping
+from executors.llm.sampling.row_masks import RowMasks
 
 MAX_WIDTH = 1 << 20
 """Sums of more weights would not fit: see `sampling.ONE`."""
@@ -62,14 +63,15 @@ class TritonSampler:
         )
         none = torch.zeros(1, row_words(1), dtype=torch.int32, device=device)
         self._unshaped = RowShaping(none, minus_one, zero, zero)
+        self._unmasked = RowMasks(none, minus_one)
 
     def sample(
         self, logits: torch.Tensor, settings: SamplingColumns[torch.Tensor], tokens: torch.Tensor, bad: torch.Tensor,
-        shaping: RowShaping | None = None,
+        shaping: RowShaping | None = None, masks: RowMasks | None = None,
     ) -> None:  # fmt: skip
         """Write to `tokens` int32 [n] the token of each row of raw `logits` [n, width], and to `bad`, int8 or bool [n], whether
         its logits were not finite (a NaN, +inf, or nothing but -inf); its token is 0 then. `shaping` changes logits as they are
-        read, and its inputs are counted; 2 in `bad`, int8: of a finite row it has left nothing.
+        read, and its inputs are counted; then `masks` forbid tokens; 2 in `bad`, int8: of a finite row they have left nothing.
 
         `logits` float32, fp16 or bf16 of unit stride within a row; they are not changed. Raises ValueError for others, and
         for more rows than the sampler was made for.
@@ -83,7 +85,11 @@ class TritonSampler:
         parts, group = (min(max(1, one.depth // self._tile), tiles) for one in (of_tiles, of_rows))
         flags, drop = bad.view(torch.int8), _DROPPED[logits.dtype]
         shaping = shaping or self._unshaped
-        shape = (shaping.table, shaping.table.stride(0), shaping.rows, shaping.lengths, shaping.inputs)
+        masks = masks or self._unmasked
+        shape = (
+            shaping.table, shaping.table.stride(0), shaping.rows, shaping.lengths, shaping.inputs,
+            masks.table, masks.table.stride(0), masks.rows,
+        )  # fmt: skip
         sampling.tiles_kernel[(-(-self._num_tiles // parts), n)](
             logits, settings.temperature, settings.top_k, settings.min_p, self._maxima, self._sums,
             logits.stride(0), self._num_tiles, *shape, PARTS=parts, num_warps=of_tiles.warps,

@@ -85,7 +85,8 @@ def layout(shape: StepShape) -> dict[str, Section]:
     """Return the section offsets of a step of this shape, in words of 4 bytes."""
     chunks = shape.items if shape.listed else 0
     counts = {
-        "dest": shape.samples, "shaped": shape.samples, "ends": shape.samples, "temperature": shape.samples,
+        "dest": shape.samples, "shaped": shape.samples, "masked": shape.samples, "ends": shape.samples,
+        "temperature": shape.samples,
         "top_k": shape.samples, "top_p": shape.samples, "min_p": shape.samples, "u": shape.samples,
         "token_ids": shape.tokens, "source": shape.tokens, "positions": shape.tokens,
         **{cells_of(group): shape.tokens for group in range(shape.groups)},
@@ -189,8 +190,8 @@ class Settled(Protocol):
 
 
 class StepBuffer:
-    """Host memory of a step in flight: the inputs sent to the device, the results (`more` for the few items that request more
-    than tokens), and the event after which the device no longer uses either.
+    """Host memory of a step in flight: the inputs sent to the device, `masks` for rows that follow a grammar, the results (`more`
+    for the few items that request more than tokens), and the event after which the device no longer uses them.
 
     `owner`: the object that will take the results, None after it has.
     """
@@ -202,6 +203,7 @@ class StepBuffer:
         self.result = torch.empty(results, dtype=torch.int32, pin_memory=pinned)
         self.results: np.ndarray = self.result.numpy()
         self.more = torch.empty(0, dtype=torch.int32)
+        self.masks = torch.empty(0, 0, dtype=torch.int32)
         self.tensor = torch.empty(words, dtype=torch.int32, pin_memory=pinned)
         self.words: np.ndarray = self.tensor.numpy()
 
@@ -211,6 +213,14 @@ class StepBuffer:
             with torch.inference_mode(False):  # steps are computed in it, results are read outside
                 self.more = torch.empty(2 * words, dtype=torch.int32, pin_memory=self._pinned)
         return self.more[:words]
+
+    def fit_masks(self, rows: int, words: int) -> np.ndarray:
+        """Return `masks` with room for that many, int32 [rows, words]; the contents are lost."""
+        if rows > len(self.masks):
+            with torch.inference_mode(False):
+                self.masks = torch.empty(2 * rows, words, dtype=torch.int32, pin_memory=self._pinned)
+        found: np.ndarray = self.masks.numpy()[:rows]
+        return found
 
     def fit(self, words: int) -> None:
         """Make room for that many words; the contents are lost."""

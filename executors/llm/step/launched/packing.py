@@ -25,15 +25,18 @@ class StepPacker:
     """Reads the states and changes none.
 
     `packed`: the attention if it reads packed inputs. `row_of` int [num_slots]: rows of shaped slots, see `ShapedSlots`.
+    `has_grammar` bool [num_slots]: see `GrammarRows`.
     `padding_slot`, `padding_token`: the slot and the place in the token pool that padding uses.
     """
 
     def __init__(
-        self, states: SequenceStates, packed: PackedAttention | None, row_of: np.ndarray, padding_slot: int, padding_token: int
+        self, states: SequenceStates, packed: PackedAttention | None, row_of: np.ndarray, has_grammar: np.ndarray,
+        padding_slot: int, padding_token: int,
     ) -> None:  # fmt: skip
         self._states = states
         self._packed = packed
         self._row_of = row_of
+        self._has_grammar = has_grammar
         self._padding_slot = padding_slot
         self._padding_token = padding_token
 
@@ -131,6 +134,8 @@ class StepPacker:
     ) -> None:
         table = self._states.sampling
         host.put("shaped", np.where(sampled, self._row_of[slots], -1), -1)
+        masked = sampled & self._has_grammar[slots]
+        host.put("masked", np.where(masked, np.cumsum(masked) - 1, -1), -1)
         host.put("ends", positions)
         temperature = table.temperature[slots]
         drawn = np.maximum(temperature, MIN_TEMPERATURE)  # which float32 still tells from 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -10,6 +11,24 @@ from executors.contract.batch import ItemOutput, UnifiedOutput
 from executors.contract.errors import ItemFault
 from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.step.launched.inputs import StepBuffer, host_results
+
+
+class Held(Protocol):
+    """A sampler that waits for masks: `grammar_rows.HeldSampler`."""
+
+    outputs: dict[int, ItemOutput]
+
+    def start(self) -> None:
+        """Start making masks, if the tokens before them are recorded."""
+
+    def advance(self, wait: bool = False) -> bool:
+        """Return whether the sampler is queued."""
+
+    def failed(self) -> bool:
+        """Queue the sampler; return whether that went wrong."""
+
+    def record(self, tokens: np.ndarray) -> None:
+        """Take the step's tokens."""
 
 
 class PendingDeviceStep:
@@ -30,19 +49,33 @@ class PendingDeviceStep:
         self._record = record
         self._logprobs = logprobs
         self._output: UnifiedOutput | None = None
+        self.held: Held | None = None
+        """The step's own sampler, if it was not queued with the forward."""
+        self.followed_by: Held | None = None
+        """The sampler of a later step that waits for this one's tokens."""
         buffer.owner = self
+
+    @property
+    def done(self) -> bool:
+        """Whether the results were taken and recorded."""
+        return self._output is not None
 
     def ready(self) -> bool:
         """See `PendingStep`."""
-        return self._output is not None or self._buffer.event.query()
+        if self._output is not None:
+            return True
+        return (self.held is None or self.held.advance()) and self._buffer.event.query()
 
     def settle(self) -> None:
-        """Take the results before the buffer is used again."""
-        self.result()
+        """Take the results before the buffer is used again. A step that cannot have any says so to its own caller."""
+        if self.held is None or not self.held.failed():
+            self.result()
 
     def result(self) -> UnifiedOutput:
         """See `PendingStep`."""
         if self._output is None:
+            if self.held is not None:
+                self.held.advance(wait=True)
             self._buffer.event.synchronize()
             tokens, bad = host_results(self._buffer.results, self._samples)
             chosen = tokens[self._places]
@@ -50,20 +83,29 @@ class PendingDeviceStep:
             self._buffer.owner = None
             if self._record is not None:
                 self._record(chosen)
+            if self.held is not None:
+                self.held.record(chosen)
+            if self.followed_by is not None:  # at once: the device computes its forward already
+                self.followed_by.start()
+                self.followed_by = None
         return self._output
 
     def _pack(self, tokens: np.ndarray, bad: np.ndarray) -> UnifiedOutput:
         output = UnifiedOutput(self._sampled.astype(np.int32), tokens)
-        if self._logprobs is None and not bad.any():
+        outputs = {} if self.held is None else self.held.outputs
+        if self._logprobs is None and not bad.any() and not outputs:
             return output
         items = np.flatnonzero(self._sampled)
         if self._logprobs is not None:
             sampled = self._logprobs.read(self._buffer.more.numpy(), tokens)
             output.details |= {int(items[place]): ItemOutput((one,)) for place, one in sampled.items()}
-        if bad.any():
-            for item, why in zip(items[bad != 0].tolist(), bad[bad != 0].tolist(), strict=True):
-                output.num_tokens[item] = 0
-                fault = ItemFault.NOTHING_LEFT if why == 2 else ItemFault.NOT_FINITE
-                output.details[item] = ItemOutput.failed(fault)
-            output.token_ids = tokens[bad == 0]
+        without = bad != 0
+        for item, why in zip(items[without].tolist(), bad[without].tolist(), strict=True):
+            fault = ItemFault.NOTHING_LEFT if why == 2 else ItemFault.NOT_FINITE
+            output.details[item] = ItemOutput.failed(fault)
+        for place, failed in outputs.items():
+            output.details[int(items[place])] = failed
+            without[place] = True
+        output.num_tokens[items[without]] = 0
+        output.token_ids = tokens[~without]
         return output

@@ -22,6 +22,7 @@ from executors.llm.sampling import device_logprobs
 from executors.llm.sampling.columns import PADDING, SamplingColumns
 from executors.llm.sampling.device_sampler import DeviceSampler
 from executors.llm.sampling.device_shaping import RowShaping
+from executors.llm.sampling.row_masks import RowMasks, mask_words
 from executors.llm.step.launched.graphs import Phases
 from executors.llm.step.launched.inputs import (
     DeviceStep,
@@ -39,8 +40,8 @@ class DeviceProgram:
     """The calls and the memory that they share.
 
     `tables` of each group; `pool` int32, flat: the token pool, whose place `padding_dest` receives the tokens of padding;
-    `shaping` int32: the table of `device_shaping.py`; `inputs` int32: the packed inputs; `result` int32: tokens and flags of the
-    step computed last.
+    `shaping` int32: the table of `device_shaping.py`; `masks` int32: that of `row_masks.py`; `inputs`
+    int32: the packed inputs; `result` int32: tokens and flags of the step computed last.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class DeviceProgram:
         self.adapters: DeviceWeights | None = None
         """LoRA adapters, if the executor has any."""
         self.inputs = torch.zeros(0, dtype=torch.int32, device=runner.device)
+        self.masks = torch.zeros(0, mask_words(width), dtype=torch.int32, device=runner.device)
         self.result = torch.zeros(0, dtype=torch.int32, device=runner.device)
         self._last_ids = torch.zeros(0, dtype=torch.int32, device=runner.device)
         """The last token id before each sample of the step computed last."""
@@ -73,6 +75,7 @@ class DeviceProgram:
         self.inputs = torch.zeros(words, dtype=torch.int32, device=device)
         self.result = torch.zeros(result_words(samples), dtype=torch.int32, device=device)
         self._last_ids = torch.zeros(samples, dtype=torch.int32, device=device)
+        self.masks = torch.zeros(samples, self.masks.shape[1], dtype=torch.int32, device=device)
         self._samples = samples
         if self.packed is not None:
             self.packed.reserve(pieces, self.runner.cache.of_group(0))
@@ -106,7 +109,8 @@ class DeviceProgram:
         with self.runner.ranges("sample"):
             tokens, bad = result_views(self.result, samples)
             shaping = RowShaping(self.shaping, step["shaped"], step["ends"], self._last_ids[:samples])
-            self.sampler.sample(self.logits()[:samples], _settings(step), tokens, bad, shaping)
+            masks = RowMasks(self.masks, step["masked"])
+            self.sampler.sample(self.logits()[:samples], _settings(step), tokens, bad, shaping, masks)
             self.pool.index_copy_(0, step["dest"], tokens)
 
     def logits(self, hidden: torch.Tensor | None = None) -> torch.Tensor:
@@ -151,6 +155,7 @@ class DeviceProgram:
         step["dest"].fill_(self.padding_dest)
         step["rows"].fill_(shape.tokens - 1)
         step["shaped"].fill_(-1)
+        step["masked"].fill_(-1)
         step["lora_rows"].fill_(-1)
         step["lora_owners"].fill_(-1)
         step["temperature"].fill_(PADDING)

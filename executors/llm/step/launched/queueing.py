@@ -3,7 +3,7 @@
 ring     buffers of the host, one for each step in flight and one being written
 inputs   one copy to the device: the packed step, and behind it changes of tables
 forward  a graph's replay, or the same calls one by one
-sample   the same
+sample   the same; held back, with a copy of masks before it, where a row follows a grammar: see `grammar_rows.py`
 results  one copy back, and one more of logprobs where a row has some
 """
 
@@ -97,9 +97,10 @@ class StepQueue:
 
     def send(
         self, batch: UnifiedBatch, shape: StepShape, logprobs: LogprobRows | None, write: Callable[[np.ndarray], None],
-        work: StepWork,
+        work: StepWork, held: bool = False,
     ) -> QueuedStep:  # fmt: skip
-        """Write a step to host memory and launch it."""
+        """Write a step to host memory and launch it. Of a `held` one the sampler is missing until `finish`, and the buffer is not
+        marked."""
         changes = [(one.tensor, *one.unsent()) for one in self._tables]
         changes.append((self._shaped.sending.tensor, *self._shaped.sending.unsent()))
         tail = Tail(num_words(shape), changes, None if logprobs is None else logprobs.rows)
@@ -110,9 +111,30 @@ class StepQueue:
         step = QueuedStep(buffer, shape, work, tail, logprobs, self._program.inputs)
         with self._marking(buffer), self.queueing():
             self._begin(batch, step)
-            self._finish(step)
-        buffer.event.record()
+            if not held:
+                self._finish(step)
+        if not held:
+            buffer.event.record()
         return step
+
+    def mask_rows(self, step: QueuedStep, count: int) -> np.ndarray:
+        """int32 [count, mask_words]: where to write the masks of a held step."""
+        return step.buffer.fit_masks(count, self._program.masks.shape[1])
+
+    def finish(self, step: QueuedStep, masks: int) -> None:
+        """Queue the rest of a held step, whose first `masks` rows of masks are written. What measures steps by `queueing` sees
+        its forward alone."""
+        with self._marking(step.buffer):
+            with self._runner.ranges("copy in"):
+                self._program.masks[:masks].copy_(step.buffer.masks[:masks], non_blocking=True)
+            self._finish(step)
+        step.buffer.event.record()
+
+    @staticmethod
+    def abandon(step: QueuedStep) -> None:
+        """Mark the buffer of a held step that will not be finished."""
+        with contextlib.suppress(RuntimeError):  # as in `_marking`
+            step.buffer.event.record()
 
     @contextlib.contextmanager
     def _marking(self, buffer: StepBuffer) -> Iterator[None]:

@@ -4,8 +4,8 @@ From one decode step to the next most of the packed data stays: slots, settings 
 token is rewritten from the batch, so that none of it can be stale. After a step that starts a sequence, or that does not
 repeat the one before for another reason, the next step is packed from scratch.
 
-    | dest | shaped | ends | temperature, top k, ... | u | token ids | source | positions | cells | slots | lengths | pieces |
-      new             new                             new  new         new      new         new             new       new
+    | dest | shaped, masked | ends | temperature, top k ... | u | ids | source | positions | cells | slots | lengths | pieces |
+      new                     new                            new  new   new      new         new             new       new
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from executors.llm.step.launched.inputs import StepShape, cells_of, num_words, s
 
 MOVING = ("token_ids", "source", "positions", "cells", "lengths", "pieces", "dest", "ends", "u")
 """Sections that are rewritten in every step; of `cells` there are as many as groups of KV blocks."""
-STAYING = ("slots", "shaped", "lora_rows", "lora_owners", "temperature", "top_k", "top_p", "min_p")
+STAYING = ("slots", "shaped", "masked", "lora_rows", "lora_owners", "temperature", "top_k", "top_p", "min_p")
 """Sections that depend only on the step's sequences; an adapter keeps its place as long as a sequence has it. A step that repeats
 has no other sections."""
 
@@ -56,12 +56,13 @@ class _KeptPieces:
 class RepeatedStep:
     """`words` int32: the step as it was packed last. `sampled` bool [n] and `places` int64 [n], the row of each item, for its
     result; `logprobs`: those to read, None if there are none; `shaped`: the device shapes logits of the step and has to know
-    which inputs count."""
+    which inputs count; `grammar_items` int64 [k]: items that follow a grammar, in the order of rows."""
 
     def __init__(
         self, batch: UnifiedBatch, order: np.ndarray, rows: Callable[[], Rows],
         cut: Callable[[np.ndarray], np.ndarray], lasts: Callable[[np.ndarray], int],
         words: np.ndarray, program: tuple[StepShape, StepGraph], places: np.ndarray, logprobs: LogprobRows | None, shaped: bool,
+        grammar_items: np.ndarray,
     ) -> None:  # fmt: skip
         """`batch`: a step of single tokens, all of which are sampled; `order` int64 [n]: its items in the order of their
         rows; `words` int32: the packed step for the graph in `program`; it is copied. `rows` is called only once a step repeats
@@ -75,6 +76,7 @@ class RepeatedStep:
         self.places = places
         self.logprobs = logprobs
         self.shaped = shaped
+        self.grammar_items = grammar_items
         self._batch = batch
         self._key = _key(batch)
         self._order = order

@@ -2,9 +2,9 @@
 
 A step whose tokens can be chosen without the host is packed, copied once, computed by a graph or the same calls one by one,
 and its results are copied back once. The device also applies penalties, biases and bans (`shaped_slots.py`) and computes
-logprobs after the step (`device_logprobs.py`). Grammars, typical-p, bad words of several tokens, drafts, prompt logprobs and
-pooling need the host within the step: the host's stages compute such a step, after those launched before it, because the device
-executes them in order.
+logprobs after the step (`device_logprobs.py`), and reads the masks of grammars, which the host makes while the forward runs
+(`grammar_rows.py`). Typical-p, bad words of several tokens, drafts, prompt logprobs and pooling need the host within the step:
+the host's stages compute such a step, after those launched before it, because the device executes them in order.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.sampling.device_sampler import DeviceSampler
 from executors.llm.sampling.shaped_slots import Recording, ShapedSlots
 from executors.llm.step.launched.captures import StepCaptures
+from executors.llm.step.launched.grammar_rows import GrammarRows
 from executors.llm.step.launched.graphs import LaunchLimits, StepGraph, StepGraphs
 from executors.llm.step.launched.inputs import DeviceStep, DeviceTables, HostStep, StepShape
 from executors.llm.step.launched.packing import StepPacker
@@ -93,6 +94,7 @@ class LaunchedSteps:
             num_slots, rows, states.max_model_len, states.logits_width, runner.device,
             lambda: self.queue.ring.drain(), limits.shaping_bytes,
         )  # fmt: skip
+        self.grammars = GrammarRows(states.grammars, num_slots)
         self.program = DeviceProgram(
             runner, sampler, self._tables, states.pool.view(-1), states.logits_width, num_slots * states.pool.shape[1],
             self.shaped.table,
@@ -101,6 +103,7 @@ class LaunchedSteps:
             states,
             self.program.packed,
             self.shaped.row_of,
+            self.grammars.has,
             self._tables[0].padding_slot,
             self.program.padding_dest,
         )
@@ -175,7 +178,8 @@ class LaunchedSteps:
         """See `SlotPart`."""
         slot, sampling = start.slot, start.sampling
         self.shaped.drop(slot)
-        slow = sampling is not None and (sampling.typical_p < 1.0 or start.grammar is not None)
+        self.grammars.begin(start)
+        slow = sampling is not None and sampling.typical_p < 1.0
         if sampling is not None and sampling.edits_logits and not slow and start.pooling is None:
             slow = not self.shaped.begin(start)
         self._slow[slot] = slow
@@ -185,11 +189,13 @@ class LaunchedSteps:
         """See `SlotPart`."""
         self._last = None
         self.shaped.drop(slot)
+        self.grammars.drop(slot)
 
     def clear(self) -> None:
         """See `SlotPart`."""
         self._last = None
         self.shaped.clear()
+        self.grammars.clear()
 
     def _take_in_tables(self, batch: UnifiedBatch) -> None:
         """Take in the changes of block tables of a step that repeats the one before it."""
@@ -206,6 +212,7 @@ class LaunchedSteps:
 
     def again(self, batch: UnifiedBatch) -> PendingStep | None:
         """See `Launch`."""
+        self.grammars.settle()
         last = self._last
         if last is not None and last.repeats(batch, self._states.logits_width, self._states.max_model_len):
             return self._launch_again(batch, last)
@@ -219,6 +226,7 @@ class LaunchedSteps:
         if self._needs_host(batch, sampled):
             for slot, history in self.shaped.histories(batch, sampled).items():
                 self._states.shapers.follow(slot, history)
+            self.grammars.settle_host(batch.slots, self.queue.ring)
             return None
         plan = self._packer.plan(batch, sampled)
         self.shaped.prepare(batch, plan.step, sampled)
@@ -237,14 +245,18 @@ class LaunchedSteps:
         if last.shaped:
             self._prepare_again(batch, last)
         last.move(batch, self._blocks, self.runner.cache.block_size)
-        queued = self.queue.send(batch, last.shape, last.logprobs, last.write, last.graph)
+        held = len(last.grammar_items) > 0
+        queued = self.queue.send(batch, last.shape, last.logprobs, last.write, last.graph, held)
         record = None
         if last.shaped:
             items = last.following(self.shaped)
             record = self._recorder(self.shaped.recording_of(items, batch.pos_offsets[items.places] + 1))
-        return PendingDeviceStep(
+        step = PendingDeviceStep(
             queued.buffer, last.shape.samples, last.sampled, last.places, record, last.logprobs
         )
+        if held:
+            self.grammars.hold(step, self.queue, queued, batch, last.grammar_items, last.grammar_items)
+        return step
 
     def _prepare_again(self, batch: UnifiedBatch, last: RepeatedStep) -> None:
         """Prepare shaped rows for a step that repeats the one before it."""
@@ -275,17 +287,24 @@ class LaunchedSteps:
             self._packer.write(HostStep(words, shape), shape, batch, plan)
 
         work = captured[1] if captured else StepCalls(self.program, self._memory, shape, plan)
-        buffer = self.queue.send(batch, shape, logprobs, write, work).buffer
+        rows = np.flatnonzero(plan.sampled) if shape.listed else plan.order
+        constrained = self.grammars.items(batch.slots, plan.sampled, rows)
+        queued = self.queue.send(batch, shape, logprobs, write, work, len(constrained) > 0)
+        buffer = queued.buffer
         if captured and self._can_repeat(shape, plan):
             order, shaped = plan.order, bool((self.shaped.row_of[batch.slots] >= 0).any())
             self._last = RepeatedStep(
                 batch, order, lambda: self._packer.rows(batch.slots[order]), lambda lengths: self._packer.pieces(lengths, shape),
                 self._packer.pieces_last,
-                buffer.words, captured, places, logprobs, shaped,
+                buffer.words, captured, places, logprobs, shaped, constrained,
             )  # fmt: skip
         ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
         record = self._recorder_for(batch.slots[plan.sampled], ends)
-        return PendingDeviceStep(buffer, shape.samples, plan.sampled, places, record, logprobs)
+        step = PendingDeviceStep(buffer, shape.samples, plan.sampled, places, record, logprobs)
+        if len(constrained):
+            among = (np.cumsum(plan.sampled) - 1)[constrained]
+            self.grammars.hold(step, self.queue, queued, batch, constrained, among)
+        return step
 
     def _can_repeat(self, shape: StepShape, plan: DevicePlan) -> bool:
         """Return whether a step with a graph consists of decodes only, so that the next steps may repeat it."""

@@ -93,13 +93,13 @@ def _keeps_drafts(patch: pytest.MonkeyPatch) -> None:
 
 def _stops_at_drafts(patch: pytest.MonkeyPatch) -> None:
     """A row after a draft sees the mask of the row before it."""
-    follow = slot_grammars._Follower._follow
+    follow = slot_grammars.Follower._follow
 
-    def same_mask(self, compiler, drafts):  # type: ignore[no-untyped-def]
-        found = follow(self, compiler, drafts)
+    def same_mask(self, compiler, drafts, into):  # type: ignore[no-untyped-def]
+        found = follow(self, compiler, drafts, into)
         return found._replace(masks=[found.masks[0]] * len(found.masks))
 
-    patch.setattr(slot_grammars._Follower, "_follow", same_mask)
+    patch.setattr(slot_grammars.Follower, "_follow", same_mask)
 
 
 def _takes_broken_grammars(patch: pytest.MonkeyPatch) -> None:
@@ -107,15 +107,15 @@ def _takes_broken_grammars(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fails_the_step(patch: pytest.MonkeyPatch) -> None:
-    masks = slot_grammars._Follower.masks
+    masks = slot_grammars.Follower.masks
 
-    def raising(self, compiler, inputs):  # type: ignore[no-untyped-def]
-        found = masks(self, compiler, inputs)
+    def raising(self, compiler, inputs, into=None):  # type: ignore[no-untyped-def]
+        found = masks(self, compiler, inputs, into)
         if found.failed is not None:
             raise StepFailed(str(found.failed.error))
         return found
 
-    patch.setattr(slot_grammars._Follower, "masks", raising)
+    patch.setattr(slot_grammars.Follower, "masks", raising)
 
 
 MUTANTS = [

@@ -1,10 +1,11 @@
 """What a decode step of a GPU costs the host: pack it and launch it, then read its result, at 1, 32 and 256 sequences.
 
-    python -m benchmarks.host_step [--rows 1 32 256] [--rounds 5] [--settings plain|shaped] [--json FILE]
+    python -m benchmarks.host_step [--rows 1 32 256] [--rounds 5] [--settings plain|shaped|grammar] [--json FILE]
 
 No GPU is needed: the device is a fake whose graphs do nothing and whose events are always past. What is left is the host's
 own work. A row has a sequence of its own, all inputs are pending, blocks have 16 tokens and sequences cross their borders in
-turn, as under an engine with two steps out. Times are CPU microseconds of the thread, per step: the median over all steps of
+turn, as under an engine with two steps out. With `grammar` the first row follows one that allows every text; its masks are made
+on another thread, which is not counted. Times are CPU microseconds of the thread, per step: the median over all steps of
 all rounds, and the median of the fastest round, which says most where the machine is shared.
 """
 
@@ -30,13 +31,16 @@ from executors.llm.executor import LlmExecutor
 from executors.llm.kernel_support.kernel_choice import MAKERS
 from executors.llm.step.pending_steps import PendingStep
 from executors.llm.step.pipeline import StepPipeline
+from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.gpu.device_fakes import IdleDevice, PagedTorch
 
 ROWS = (1, 32, 256)
 SETTINGS = {
     "plain": SamplingParams(temperature=0.75, top_p=0.9, seed=1),
     "shaped": SamplingParams(temperature=0.75, seed=1, repetition_penalty=1.2),
+    "grammar": SamplingParams(temperature=0.75, top_p=0.9, seed=1),
 }
+_ANY_TEXT = "start: /(.|\\n)*/"
 _BLOCK, _PROMPT, _STEPS, _WARMUP = 16, 33, 192, 32
 _MOST_TOKENS = 512
 
@@ -74,7 +78,7 @@ async def executor(rows: int) -> IdleExecutor:
     with tempfile.TemporaryDirectory() as folder:
         made = IdleExecutor.from_config(
             ExecutorConfig(
-                "llm", str(write_shape("qwen3-tiny", Path(folder))), load_format="dummy", device="cpu",
+                "llm", str(_model(Path(folder))), load_format="dummy", device="cpu",
                 max_num_seqs=rows, max_num_batched_tokens=512, max_model_len=2 * _MOST_TOKENS,
                 attention=ExecutorAttentionConfig(block_size=_BLOCK),
                 memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 29),
@@ -87,9 +91,15 @@ async def executor(rows: int) -> IdleExecutor:
     return made
 
 
-def batches(rows: int, settings: SamplingParams) -> list[UnifiedBatch]:
+def _model(folder: Path) -> Path:
+    """A model's directory, with a tokenizer that grammars can be compiled for."""
+    path = write_shape("qwen3-tiny", folder)
+    return write_tokenizer(path, json.loads((path / "config.json").read_text())["vocab_size"])
+
+
+def batches(rows: int, settings: SamplingParams, grammar: str | None = None) -> list[UnifiedBatch]:
     """A step that computes all prompts but for their last tokens, then decode steps: row i is i tokens ahead of row 0, up to a
-    block, so that a sixteenth of the rows gets a block with each step."""
+    block, so that a sixteenth of the rows gets a block with each step. `grammar`: that of the first row."""
     slots, seq_ids = np.arange(rows, dtype=np.int32)[::-1].copy(), np.arange(rows, dtype=np.int64) + 7
     ahead = (_PROMPT + np.arange(rows) % _BLOCK).astype(np.int32)
     ones, blocks = np.ones(rows, np.int32), np.zeros(rows, np.int64)
@@ -106,7 +116,10 @@ def batches(rows: int, settings: SamplingParams) -> list[UnifiedBatch]:
         )  # fmt: skip
         blocks[grown], fresh = needed[grown], fresh + total
         starts = () if number else tuple(
-            SequenceStart(seq, slot, np.full(length, 5, np.int32), np.empty(0, np.int32), replace(settings, seed=seq))
+            SequenceStart(
+                seq, slot, np.full(length, 5, np.int32), np.empty(0, np.int32), replace(settings, seed=seq),
+                grammar=grammar if seq == seq_ids[0] else None,
+            )
             for seq, slot, length in zip(seq_ids.tolist(), slots.tolist(), (ahead + 1).tolist(), strict=True)
         )  # fmt: skip
         known = number == 0
@@ -119,13 +132,15 @@ def batches(rows: int, settings: SamplingParams) -> list[UnifiedBatch]:
     return made
 
 
-async def measure(rows: int, settings: SamplingParams, rounds: int) -> dict[str, float]:
+async def measure(
+    rows: int, settings: SamplingParams, rounds: int, grammar: str | None = None
+) -> dict[str, float]:
     """CPU microseconds a step of `launch` and `result`, and of the fastest round."""
     made = await executor(rows)
     runner, taken = made.runner, []
     for _ in range(rounds):
         runner.states.clear()
-        taken.append(_round(runner, batches(rows, settings)))
+        taken.append(_round(runner, batches(rows, settings, grammar)))
     await made.shutdown()
     row = {}
     for name, column in (("launch", 0), ("result", 1)):
@@ -164,7 +179,8 @@ def main() -> None:
     print(f"{'rows':>6} " + " ".join(f"{name:>12}" for name in names), "us")
     found = {}
     for rows in asked.rows:
-        found[rows] = row = asyncio.run(measure(rows, SETTINGS[asked.settings], asked.rounds))
+        grammar = _ANY_TEXT if asked.settings == "grammar" else None
+        found[rows] = row = asyncio.run(measure(rows, SETTINGS[asked.settings], asked.rounds, grammar))
         print(f"{rows:>6} " + " ".join(f"{row[name]:>12.0f}" for name in names), flush=True)
     if asked.json:
         asked.json.write_text(

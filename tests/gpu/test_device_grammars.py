@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from executors.contract.errors import OutOfMemory
 from executors.llm.executor import LlmExecutor
 from executors.llm.sampling.grammar import GrammarState
 from executors.llm.sampling.slot_grammars import Follower, SlotGrammars
+from executors.llm.step import pending_steps
 from executors.llm.step.launched.grammar_rows import GrammarRows, HeldSampler
 from executors.llm.step.launched.packing import StepPacker
 from executors.llm.step.launched.queueing import StepQueue
@@ -274,6 +276,24 @@ async def test_a_step_behind_one_that_failed_is_skipped(path: Path, monkeypatch:
         with pytest.raises(ExecutorError, match=message):
             step.result()
         step.settle()  # type: ignore[attr-defined]
+
+
+async def test_masks_that_take_long_are_no_hung_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a grammar is compiled anew."""
+    executor = await faked(path)
+    driver, seqs = await started(executor, GRAMMARS[1])
+    monkeypatch.setattr(pending_steps, "PATIENCE_S", 0.4)
+    monkeypatch.setattr("executors.llm.executor.patience", lambda pace, batch: 0.0)
+    executor._ready().pace = object()  # type: ignore[assignment]
+    masks = Follower.masks
+
+    def slow(self: Follower, *given: Any) -> Any:
+        time.sleep(1.5)
+        return masks(self, *given)
+
+    monkeypatch.setattr(Follower, "masks", slow)
+    output = await driver.step([(seqs[0], seqs[0].tokens[3:], True, 0)])
+    assert len(output.token_ids) == 1
 
 
 async def test_a_caller_that_leaves_leaves_no_held_sampler(path: Path) -> None:

@@ -12,6 +12,7 @@ where a mask takes longer than the forward.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -24,6 +25,10 @@ from executors.llm.sampling.slot_grammars import Follower, Inputs, SlotGrammars
 from executors.llm.step.launched.inputs import BufferRing
 from executors.llm.step.launched.pending_step import PendingDeviceStep
 from executors.llm.step.launched.queueing import RING, QueuedStep, StepQueue
+
+_SHORT_S = 0.05
+"""Seconds in which masks are polled for. Longer they take where a grammar is compiled anew: then the host waits for them at once, so
+that this does not count as time in which the device computes."""
 
 
 class GrammarRows:
@@ -105,6 +110,7 @@ class HeldSampler:
         self._places = places.tolist()
         self._before = before
         self._masks: Future[dict[int, ItemOutput]] | None = None
+        self._began = 0.0
         self._done = False
         self._error: Exception | None = None
         self.outputs: dict[int, ItemOutput] = {}
@@ -115,6 +121,7 @@ class HeldSampler:
     def start(self) -> None:
         """Start making masks, unless tokens before them are not recorded yet. Raises nothing: see `advance`."""
         if self._masks is None and self._error is None and all(step.done for step in self._before):
+            self._began = time.monotonic()
             self._before = ()  # a chain of steps would never end
             try:
                 into = self._queue.mask_rows(self._queued, len(self._work))
@@ -123,7 +130,7 @@ class HeldSampler:
                 self._fail(error)
 
     def advance(self, wait: bool = False) -> bool:
-        """Do what can be done without waiting, or everything; return whether the sampler is queued. Raises, now and later, what
+        """Do what can be done without waiting for long, or everything; return whether the sampler is queued. Raises, now and later, what
         went wrong; Skipped if a step before it did."""
         if self._error is not None:
             raise self._error
@@ -135,7 +142,7 @@ class HeldSampler:
             self.start()
             if self._masks is None:
                 raise self._error or AssertionError("masks are not started")
-            if not wait and not self._masks.done():
+            if not wait and not self._masks.done() and time.monotonic() - self._began < _SHORT_S:
                 return False
             self.outputs = {self._places[row]: output for row, output in self._masks.result().items()}
         except Exception as error:

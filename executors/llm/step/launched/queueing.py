@@ -10,7 +10,7 @@ results  one copy back, and one more of logprobs where a row has some
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,7 +47,7 @@ class StepWork(Protocol):
         """Whether it reads the packed step at the fixed place `DeviceProgram.inputs`, not where `words` are."""
 
     def forward(self, words: torch.Tensor) -> None:
-        """Queue the forward over a packed step, int32 on the device."""
+        """Queue the forward over a packed step, at the beginning of `words`, int32 on the device."""
 
     def sample(self, words: torch.Tensor) -> None:
         """Queue the sampler, behind the forward of the same step."""
@@ -63,11 +63,6 @@ class QueuedStep:
     tail: Tail
     logprobs: LogprobRows | None
     inputs: torch.Tensor
-
-    @property
-    def words(self) -> torch.Tensor:
-        """The packed step, int32 on the device."""
-        return self.inputs[: num_words(self.shape)]
 
 
 class StepQueue:
@@ -109,10 +104,20 @@ class StepQueue:
         write(buffer.words)
         tail.write(buffer.words)
         step = QueuedStep(buffer, shape, work, tail, logprobs, self._program.inputs)
-        with self._marking(buffer), self.queueing():
-            self._begin(batch, step)
-            if not held:
-                self._finish(step)
+        graphs = self._captures.graphs
+        if graphs is not None:
+            graphs.in_step = True
+        try:
+            with self.queueing():
+                self._begin(batch, step)
+                if not held:
+                    self._finish(step)
+        except BaseException:
+            self.abandon(step)
+            raise
+        finally:
+            if graphs is not None:
+                graphs.in_step = False
         if not held:
             buffer.event.record()
         return step
@@ -124,39 +129,21 @@ class StepQueue:
     def finish(self, step: QueuedStep, masks: int) -> None:
         """Queue the rest of a held step, whose first `masks` rows of masks are written. What measures steps by `queueing` sees
         its forward alone."""
-        with self._marking(step.buffer):
+        try:
             with self._runner.ranges("copy in"):
                 self._program.masks[:masks].copy_(step.buffer.masks[:masks], non_blocking=True)
             self._finish(step)
+        except BaseException:
+            self.abandon(step)
+            raise
         step.buffer.event.record()
 
     @staticmethod
     def abandon(step: QueuedStep) -> None:
-        """Mark the buffer of a held step that will not be finished."""
-        with contextlib.suppress(RuntimeError):  # as in `_marking`
-            step.buffer.event.record()
-
-    @contextlib.contextmanager
-    def _marking(self, buffer: StepBuffer) -> Iterator[None]:
-        """Within, a step's work is queued, which captures nothing; one that fails half-way marks its buffer."""
-        graphs = self._captures.graphs
-        if graphs is not None:
-            graphs.in_step = True
-        try:
-            yield
-        except BaseException:
-            self._mark_failed(buffer)
-            raise
-        finally:
-            if graphs is not None:
-                graphs.in_step = False
-
-    @staticmethod
-    def _mark_failed(buffer: StepBuffer) -> None:
-        """Mark the buffer of a step that failed half-way. Its copy may be queued, and the old mark would say that the buffer is
-        free."""
+        """Mark the buffer of a step that failed, or that will not be finished. Its copy may be queued: the old mark would say
+        that the buffer is free."""
         with contextlib.suppress(RuntimeError):  # on a device that is lost nothing can be recorded
-            buffer.event.record()
+            step.buffer.event.record()
 
     def _begin(self, batch: UnifiedBatch, step: QueuedStep) -> None:
         """Queue a step's copy to the device and its forward."""
@@ -177,12 +164,12 @@ class StepQueue:
         if step.work.captured:
             self._runner.forwards += 1
         with self._runner.ranges("replay") if step.work.captured else contextlib.nullcontext():
-            step.work.forward(step.words)
+            step.work.forward(step.inputs)
 
     def _finish(self, step: QueuedStep) -> None:
         """Queue a step's sampler and the copies of its results."""
         with self._runner.ranges("replay") if step.work.captured else contextlib.nullcontext():
-            step.work.sample(step.words)
+            step.work.sample(step.inputs)
         shape, buffer, logprobs = step.shape, step.buffer, step.logprobs
         results = result_words(shape.samples)
         with self._runner.ranges("copy out"):

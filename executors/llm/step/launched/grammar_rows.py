@@ -27,8 +27,8 @@ from executors.llm.step.launched.pending_step import PendingDeviceStep
 from executors.llm.step.launched.queueing import RING, QueuedStep, StepQueue
 
 _SHORT_S = 0.05
-"""Seconds in which masks are polled for. Longer they take where a grammar is compiled anew: then the host waits for them at once, so
-that this does not count as time in which the device computes."""
+"""Seconds in which masks are polled for. They take longer where a grammar is compiled anew: then the host waits for them at once,
+so that this does not count as time in which the device computes."""
 
 
 class GrammarRows:
@@ -130,8 +130,8 @@ class HeldSampler:
                 self._fail(error)
 
     def advance(self, wait: bool = False) -> bool:
-        """Do what can be done without waiting for long, or everything; return whether the sampler is queued. Raises, now and later, what
-        went wrong; Skipped if a step before it did."""
+        """Do what can be done without waiting for long, or everything; return whether the sampler is queued. Raises, now and
+        later, what went wrong; Skipped if a step before it did."""
         if self._error is not None:
             raise self._error
         if self._done:

@@ -61,10 +61,12 @@ class LastStepExecutor(LlmExecutor):
         if isinstance(launched, LaunchedSteps) and launched.graphs is not None:
             graphs, send = launched.graphs, launched.queue.send
 
-            def noted(batch: Any, shape: StepShape, logprobs: Any, write: Any, work: StepWork) -> QueuedStep:
+            def noted(
+                batch: Any, shape: StepShape, logprobs: Any, write: Any, work: StepWork, *more: Any
+            ) -> QueuedStep:
                 graph = work if isinstance(work, StepGraph) else None
                 self._sent = _Sent(shape, graph, len(graphs._graphs))
-                return send(batch, shape, logprobs, write, work)
+                return send(batch, shape, logprobs, write, work, *more)
 
             launched.queue.send = noted  # type: ignore[method-assign]
         return loaded

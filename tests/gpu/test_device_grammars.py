@@ -18,7 +18,7 @@ from executors.llm.executor import LlmExecutor
 from executors.llm.sampling.grammar import GrammarState
 from executors.llm.sampling.slot_grammars import Follower, SlotGrammars
 from executors.llm.step import pending_steps
-from executors.llm.step.launched.grammar_rows import GrammarRows, HeldSampler
+from executors.llm.step.launched.grammar_rows import GrammarRows, LateSampler
 from executors.llm.step.launched.packing import StepPacker
 from executors.llm.step.launched.queueing import StepQueue
 from executors.llm.step.pending_steps import PendingStep
@@ -187,7 +187,9 @@ async def test_the_forward_is_launched_before_the_mask_can_be_made(path: Path) -
     await until(first.ready)
     assert done() == (2, 1)
     assert len(first.result().token_ids) == 3
-    assert second.held is not None and second.held._masks is not None, "masks are made from then on"  # type: ignore[attr-defined]
+    assert second.late_sampler is not None and second.late_sampler._masks is not None, (
+        "masks are made from then on"
+    )  # type: ignore[attr-defined]
     await until(second.ready)
     assert done() == (2, 2) and len(second.result().token_ids) == 3
 
@@ -196,7 +198,7 @@ async def test_a_row_without_a_grammar_reads_no_mask(path: Path) -> None:
     executor = await faked(path)
     driver, seqs = await started(executor, None, None)
     step = decode(driver, seqs, executor.unified.launch)
-    assert step.held is None and counts(executor)[0] == counts(executor)[1], "nothing waits"  # type: ignore[attr-defined]
+    assert step.late_sampler is None and counts(executor)[0] == counts(executor)[1], "nothing waits"  # type: ignore[attr-defined]
     step.result()
     assert not executor.launched.queue.ring._ring[-1].masks.numel()
 
@@ -209,7 +211,7 @@ async def test_the_next_launch_queues_a_sampler_that_is_held(path: Path) -> None
     for number in range(4):
         steps.append(decode(driver, seqs, executor.unified.launch))
         forwards, samplers = counts(executor)
-        assert forwards - samplers == (1 if steps[-1].held._done is False else 0), number  # type: ignore[attr-defined]
+        assert forwards - samplers == (1 if steps[-1].late_sampler._done is False else 0), number  # type: ignore[attr-defined]
         if len(steps) > 2:
             steps.pop(0).result()
     for step in steps:
@@ -320,9 +322,9 @@ async def test_a_caller_that_leaves_leaves_no_held_sampler(path: Path) -> None:
 
 def mask_before_the_token(patch: pytest.MonkeyPatch) -> None:
     """Masks are made without waiting for the token before them: they are those of another token."""
-    patch.setattr(HeldSampler, "_take_tokens", lambda self, wait: True)
+    patch.setattr(LateSampler, "_take_tokens", lambda self, wait: True)
 
-    def start(self: HeldSampler) -> None:
+    def start(self: LateSampler) -> None:
         self._before = ()
         if self._masks is None:
             into = self._queue.mask_rows(self._queued, len(self._work))
@@ -331,7 +333,7 @@ def mask_before_the_token(patch: pytest.MonkeyPatch) -> None:
                 into,
             )
 
-    patch.setattr(HeldSampler, "start", start)
+    patch.setattr(LateSampler, "start", start)
 
 
 def a_neighbours_mask(patch: pytest.MonkeyPatch) -> None:
@@ -356,7 +358,7 @@ def the_first_row_for_all(patch: pytest.MonkeyPatch) -> None:
 def a_neighbours_token(patch: pytest.MonkeyPatch) -> None:
     """A grammar takes the token of another row."""
     patch.setattr(
-        HeldSampler,
+        LateSampler,
         "record",
         lambda self, tokens: [one.output.append(int(tokens[-1])) for one, _ in self._work],
     )

@@ -38,7 +38,7 @@ class GrammarRows:
         self._grammars = grammars
         self.has = np.zeros(num_slots, np.bool_)
         """Marks slots whose sequences sample under a grammar."""
-        self._held: HeldSampler | None = None
+        self._late: LateSampler | None = None
         """Of the step launched last, if its sampler is not queued yet."""
         self._unrecorded: list[tuple[PendingDeviceStep, frozenset[Follower]]] = []
         """Steps whose tokens the followers of their grammars may not know yet, oldest first."""
@@ -64,9 +64,9 @@ class GrammarRows:
     def settle(self) -> None:
         """Queue a sampler that is held, before anything else is queued; waits for its masks. What goes wrong is told by its own
         step."""
-        if self._held is not None:
-            self._held.failed()
-            self._held = None
+        if self._late is not None:
+            self._late.failed()
+            self._late = None
 
     def settle_host(self, slots: np.ndarray, ring: BufferRing) -> None:
         """Record all tokens in flight, if the host is to follow the grammar of one of these slots."""
@@ -86,13 +86,13 @@ class GrammarRows:
         followers = frozenset(follower for follower, _ in work)
         self._unrecorded = [one for one in self._unrecorded if not one[0].done][-RING:]
         before = [one for one, theirs in self._unrecorded if theirs & followers]
-        self._held = step.held = HeldSampler(queue, queued, self._grammars, work, places, before)
+        self._late = step.late_sampler = LateSampler(queue, queued, self._grammars, work, places, before)
         self._unrecorded.append((step, followers))
         if not before:
-            self._held.start()
+            self._late.start()
 
 
-class HeldSampler:
+class LateSampler:
     """The sampler of one step, queued once its masks are made.
 
     `work`: follower and inputs of each row with a grammar, in the order of the rows of `RowMasks.table`; `places` int64 [k]:
@@ -192,11 +192,11 @@ def _inputs_of(batch: UnifiedBatch, items: np.ndarray) -> list[Inputs]:
     """Inputs of items without drafts."""
     lens = batch.num_q_tokens
     ends = np.cumsum(lens)[items].tolist()
-    found = []
+    inputs = []
     for end, count, position in zip(
         ends, lens[items].tolist(), batch.pos_offsets[items].tolist(), strict=True
     ):
         part = slice(end - count, end)
         pending = None if batch.pending is None else batch.pending[part].tolist()
-        found.append(Inputs(position, batch.token_ids[part].tolist(), pending, 0))
-    return found
+        inputs.append(Inputs(position, batch.token_ids[part].tolist(), pending, 0))
+    return inputs

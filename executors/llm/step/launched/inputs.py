@@ -219,8 +219,8 @@ class StepBuffer:
         if rows > len(self.masks):
             with torch.inference_mode(False):
                 self.masks = torch.empty(2 * rows, words, dtype=torch.int32, pin_memory=self._pinned)
-        found: np.ndarray = self.masks.numpy()[:rows]
-        return found
+        view: np.ndarray = self.masks.numpy()[:rows]
+        return view
 
     def fit(self, words: int) -> None:
         """Make room for that many words; the contents are lost."""

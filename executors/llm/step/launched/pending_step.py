@@ -13,8 +13,8 @@ from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.step.launched.inputs import StepBuffer, host_results
 
 
-class Held(Protocol):
-    """A sampler that waits for masks: `grammar_rows.HeldSampler`."""
+class SamplerToCome(Protocol):
+    """A sampler that waits for masks: `grammar_rows.LateSampler`."""
 
     outputs: dict[int, ItemOutput]
 
@@ -49,9 +49,9 @@ class PendingDeviceStep:
         self._record = record
         self._logprobs = logprobs
         self._output: UnifiedOutput | None = None
-        self.held: Held | None = None
+        self.late_sampler: SamplerToCome | None = None
         """The step's own sampler, if it was not queued with the forward."""
-        self.followed_by: Held | None = None
+        self.followed_by: SamplerToCome | None = None
         """The sampler of a later step that waits for this one's tokens."""
         buffer.owner = self
 
@@ -64,18 +64,18 @@ class PendingDeviceStep:
         """See `PendingStep`."""
         if self._output is not None:
             return True
-        return (self.held is None or self.held.advance()) and self._buffer.event.query()
+        return (self.late_sampler is None or self.late_sampler.advance()) and self._buffer.event.query()
 
     def settle(self) -> None:
         """Take the results before the buffer is used again. A step that cannot have any says so to its own caller."""
-        if self.held is None or not self.held.failed():
+        if self.late_sampler is None or not self.late_sampler.failed():
             self.result()
 
     def result(self) -> UnifiedOutput:
         """See `PendingStep`."""
         if self._output is None:
-            if self.held is not None:
-                self.held.advance(wait=True)
+            if self.late_sampler is not None:
+                self.late_sampler.advance(wait=True)
             self._buffer.event.synchronize()
             tokens, bad = host_results(self._buffer.results, self._samples)
             chosen = tokens[self._places]
@@ -83,8 +83,8 @@ class PendingDeviceStep:
             self._buffer.owner = None
             if self._record is not None:
                 self._record(chosen)
-            if self.held is not None:
-                self.held.record(chosen)
+            if self.late_sampler is not None:
+                self.late_sampler.record(chosen)
             if self.followed_by is not None:  # at once: the device computes its forward already
                 self.followed_by.start()
                 self.followed_by = None
@@ -92,7 +92,7 @@ class PendingDeviceStep:
 
     def _pack(self, tokens: np.ndarray, bad: np.ndarray) -> UnifiedOutput:
         output = UnifiedOutput(self._sampled.astype(np.int32), tokens)
-        outputs = {} if self.held is None else self.held.outputs
+        outputs = {} if self.late_sampler is None else self.late_sampler.outputs
         if self._logprobs is None and not bad.any() and not outputs:
             return output
         items = np.flatnonzero(self._sampled)

@@ -92,9 +92,9 @@ class StepQueue:
 
     def send(
         self, batch: UnifiedBatch, shape: StepShape, logprobs: LogprobRows | None, write: Callable[[np.ndarray], None],
-        work: StepWork, held: bool = False,
+        work: StepWork, sampler_later: bool = False,
     ) -> QueuedStep:  # fmt: skip
-        """Write a step to host memory and launch it. Of a `held` one the sampler is missing until `finish`, and the buffer is not
+        """Write a step to host memory and launch it. With `sampler_later` it is missing until `finish`, and the buffer is not
         marked."""
         changes = [(one.tensor, *one.unsent()) for one in self._tables]
         changes.append((self._shaped.sending.tensor, *self._shaped.sending.unsent()))
@@ -110,7 +110,7 @@ class StepQueue:
         try:
             with self.queueing():
                 self._begin(batch, step)
-                if not held:
+                if not sampler_later:
                     self._finish(step)
         except BaseException:
             self.abandon(step)
@@ -118,7 +118,7 @@ class StepQueue:
         finally:
             if graphs is not None:
                 graphs.in_step = False
-        if not held:
+        if not sampler_later:
             buffer.event.record()
         return step
 

@@ -245,8 +245,8 @@ class LaunchedSteps:
         if last.shaped:
             self._prepare_again(batch, last)
         last.move(batch, self._blocks, self.runner.cache.block_size)
-        held = len(last.grammar_items) > 0
-        queued = self.queue.send(batch, last.shape, last.logprobs, last.write, last.graph, held)
+        constrained = len(last.grammar_items) > 0
+        queued = self.queue.send(batch, last.shape, last.logprobs, last.write, last.graph, constrained)
         record = None
         if last.shaped:
             items = last.following(self.shaped)
@@ -254,7 +254,7 @@ class LaunchedSteps:
         step = PendingDeviceStep(
             queued.buffer, last.shape.samples, last.sampled, last.places, record, last.logprobs
         )
-        if held:
+        if constrained:
             self.grammars.hold(step, self.queue, queued, batch, last.grammar_items, last.grammar_items)
         return step
 

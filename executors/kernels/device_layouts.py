@@ -3,13 +3,16 @@
 A weight is scale * (code - offset) - minimum, or scale * (code - zero), or scale * table[code]: the numbers of the file, not
 rounded again. Three parts of a code lie apart:
 
-    codes   uint8 [rows, columns / 2]     4 bits. Of every 32 columns byte i has column i in its low half, 16 + i in its high half
+    codes   uint8 [rows, columns / 2]     4 bits, in words: of every 32 columns the bits 4n .. 4n + 3 of word w have column 4n + w
+            uint8 [rows, columns / 2]     4 bits, with a table: of every 32 columns byte i has column i in its low half, 16 + i in
+                                          its high half
             int8 [rows, columns]          8 bits
-    high    int32 [rows, columns / 32]    the fifth bits of 32 columns, column i in bit i
-            int32 [rows, columns / 16]    bits 5 and 6 of 16 columns, column i in bits 2i and 2i + 1
+    high    uint8 [rows, columns / 8]     the fifth bits of a word's codes, of the one at 4n in bit n
+            int16 [rows, columns / 8]     bits 5 and 6, of the one at 4n in bits 2n and 2n + 1
 
 Scales, minima and zeros are [rows, columns / group]. Nested ones are a small whole number each, times a float16 (or float32) for
-every 256 columns. Codes of 2 and 3 bits take 4 here.
+every 256 columns. Codes of 2 and 3 bits take 4 here. A word has 32 bits, the lowest byte first: shifted alike, all words of a row
+have the codes of neighbouring columns where a matrix instruction takes them (`triton/stored_tiles.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ BLOCK = 32
 """Columns that lie together; a matrix has a multiple of it."""
 NEST = 256
 """Columns that share the factor of nested scales."""
+HIGH_DTYPES = {5: torch.uint8, 6: torch.int16}
+"""Of what codes have above their lowest four bits, by their bits."""
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Values of a code of IQ4_NL and IQ4_XS, and of MXFP4 and NVFP4 (twice e2m1)."""
@@ -44,6 +49,11 @@ class DeviceLayout:
     table: tuple[int, ...] = ()
     scale_dtype: torch.dtype = torch.float16
     factor_dtype: torch.dtype = torch.float16
+
+    @property
+    def by_words(self) -> bool:
+        """Whether four bits of a code lie in words."""
+        return self.bits < 8 and not self.table
 
     @property
     def small_dtype(self) -> torch.dtype:
@@ -93,6 +103,8 @@ class DeviceRows:
     extras: torch.Tensor | None
     """Minima or zeros."""
     extra_factors: torch.Tensor | None
+    arrived: torch.Tensor | None = None
+    """int32 [rows / 16], rounded up: counters of programs that share a product, 0 between products."""
 
     @classmethod
     def empty(cls, kind: str, rows: int, columns: int, device: torch.device) -> DeviceRows:
@@ -113,16 +125,17 @@ class DeviceRows:
         return cls(
             how,
             codes,
-            made(columns // BLOCK * (how.bits - 4), torch.int32) if how.bits in (5, 6) else None,
+            made(columns // 8, HIGH_DTYPES[how.bits]) if how.bits in HIGH_DTYPES else None,
             made(groups, how.small_dtype if how.nested else how.scale_dtype),
             made(nests, how.factor_dtype) if how.nested else None,
             extras,
             made(nests, torch.float16) if how.nested and how.extra else None,
+            _counters(rows, device) if how.by_words else None,
         )
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Those that there are."""
+        """Those of the numbers that there are."""
         parts = (self.codes, self.high, self.scales, self.factors, self.extras, self.extra_factors)
         return [one for one in parts if one is not None]
 
@@ -144,12 +157,27 @@ class DeviceRows:
     def part(self, begin: int, end: int) -> DeviceRows:
         """Return rows `begin` to `end` as views."""
         parts = (self.codes, self.high, self.scales, self.factors, self.extras, self.extra_factors)
-        return DeviceRows(self.layout, *(None if one is None else one[begin:end] for one in parts))  # type: ignore[arg-type]
+        rows = DeviceRows(self.layout, *(None if one is None else one[begin:end] for one in parts))  # type: ignore[arg-type]
+        if self.arrived is not None:
+            rows.arrived = _counters(end - begin, self.codes.device)
+        return rows
 
     def put(self, part: DeviceRows, begin: int) -> None:
         """Copy rows of the same format, from row `begin` on."""
         for to, tensor in zip(self.tensors, part.tensors, strict=True):
             to[begin : begin + len(tensor)].copy_(tensor)
+
+
+def _counters(rows: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(-(-rows // 16), dtype=torch.int32, device=device)
+
+
+def in_words(codes: torch.Tensor) -> torch.Tensor:
+    """Return codes uint8 [rows, columns / 2] in words, of which byte i of 32 columns has column i in its low half, 16 + i in its
+    high half."""
+    first, second = codes.view(len(codes), -1, 2, 2, 4).unbind(3)
+    low, high = first & 15 | second << 4, first >> 4 | second & 240
+    return torch.stack((low, high), 2).view(len(codes), -1, 4, 4).transpose(2, 3).reshape(len(codes), -1)
 
 
 def table_of(layout: DeviceLayout, device: torch.device) -> torch.Tensor | None:
@@ -162,14 +190,17 @@ def widened(rows: DeviceRows) -> torch.Tensor:
     how, count, columns = rows.layout, rows.rows, rows.columns
     if how.bits == 8:
         codes = rows.codes.int()
+    elif how.by_words:
+        words = rows.codes.view(count, -1, 4, 4, 1)
+        codes = torch.cat((words & 15, words >> 4), 4).permute(0, 1, 3, 4, 2).reshape(count, columns).int()
     else:
         halves = rows.codes.view(count, -1, 1, BLOCK // 2)
         codes = torch.cat((halves & 15, halves >> 4), 2).view(count, columns).int()
     if rows.high is not None:
         each = how.bits - 4
-        shifts = torch.arange(BLOCK // each, dtype=torch.int32, device=codes.device) * each
-        above = rows.high[:, :, None] >> shifts & (1 << each) - 1
-        codes = codes | above.view(count, columns) << 4
+        shifts = torch.arange(8, dtype=torch.int32, device=codes.device)[:, None] * each
+        above = rows.high.int().view(count, -1, 1, 4) >> shifts & (1 << each) - 1
+        codes = codes | above.reshape(count, columns) << 4
     table = table_of(how, codes.device)
     numbers = (codes - how.offset if table is None else table[codes]).float().view(count, -1, how.group)
 

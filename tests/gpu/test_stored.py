@@ -42,6 +42,7 @@ def large_tiles() -> Iterator[None]:
     """The interpreter takes its time for each program, however small."""
     keys: list[tuning.Key] = [
         ("stored_row", "", "plain"),
+        ("stored_row", "", "words"),
         ("stored_row", "", "table"),
         ("stored_widen", "", ""),
     ]

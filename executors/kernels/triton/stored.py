@@ -9,8 +9,9 @@ Up to 4 rows are multiplied without matrix instructions, a row at a time: the we
 each read a few of its rows keep all multiprocessors reading. A block of 16 columns is summed before its scale and minimum are
 applied to the sum, so a weight is not rounded. On an H200 a 4096 x 4096 weight in Q4_0 takes 8.4 us for a row, in bf16 10.6.
 
-For more rows the weight is widened to the dtype of the activations, a part at a time, and the library multiplies: a weight is
-rounded once then, as one that was widened at the start.
+Up to 64 rows in half precision are multiplied by matrix instructions as codes are read, where those lie in words: see
+`stored_tiles.py`. For more rows, for float32 and for the other codes the weight is widened to the dtype of the activations, a part
+at a time, and the library multiplies. A weight is rounded once then, as one that was widened at the start.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.stored_tiles import takes, tile_matmul
 from executors.kernels.triton.tuning import choose
 
 if TYPE_CHECKING:
@@ -52,27 +54,27 @@ def _codes(
     codes, high, table, output, block, half: tl.constexpr, there,
     COLUMNS: tl.constexpr, BITS: tl.constexpr, TABLE: tl.constexpr,
 ):  # fmt: skip
-    """float32 [outputs, blocks, 16]: codes, or their values by the table, of the low or high halves of bytes; of 8 bits those of
-    the first or last 16 columns of a block."""
+    """float32 [outputs, blocks, 16]: codes, or their values by the table, of the first or last 16 columns of a block."""
     inner = tl.arange(0, 16)
     if BITS == 8:
         place = (block * 32 + 16 * half)[None, :, None] + inner[None, None, :]
         code = tl.load(codes + output[:, None, None] * COLUMNS + place, mask=there[:, :, None], other=0)
+    elif not TABLE:
+        nibble = tl.arange(0, 4)
+        at = output[:, None, None] * (COLUMNS // 8) + (block * 4)[None, :, None] + nibble[None, None, :]
+        word = tl.load(codes + at, mask=there[:, :, None], other=0)
+        place = (4 * half + nibble)[None, None, :, None]
+        code = (word[:, :, None, :] >> (4 * place)) & 15
+        if BITS > 4:
+            above = tl.load(high + at, mask=there[:, :, None], other=0).to(tl.int32)
+            code |= ((above[:, :, None, :] >> (place * (BITS - 4))) & ((1 << (BITS - 4)) - 1)) << 4
+        code = tl.reshape(code, (output.shape[0], block.shape[0], 16))
     else:
         place = (block * 16)[None, :, None] + inner[None, None, :]
         byte = tl.load(
             codes + output[:, None, None] * (COLUMNS // 2) + place, mask=there[:, :, None], other=0
         ).to(tl.int32)
-        code = (byte >> 4) if half else (byte & 15)
-        if BITS == 5:
-            word = tl.load(high + output[:, None] * (COLUMNS // 32) + block[None, :], mask=there, other=0)
-            code |= ((word[:, :, None] >> (inner + 16 * half)[None, None, :]) & 1) << 4
-        if BITS == 6:
-            at = output[:, None] * (COLUMNS // 16) + (2 * block + half)[None, :]
-            word = tl.load(high + at, mask=there, other=0)
-            code |= ((word[:, :, None] >> (2 * inner)[None, None, :]) & 3) << 4
-        if TABLE:
-            code = tl.load(table + code)
+        code = tl.load(table + ((byte >> 4) if half else (byte & 15)))
     return code.to(tl.float32)
 
 
@@ -81,7 +83,7 @@ def _row_kernel(
     x, codes, high, scales, factors, extras, extra_factors, table, bias, out,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, OUT_STRIDE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     OFFSET: tl.constexpr, NESTED: tl.constexpr, EXTRA: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr,
-    TILE_OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr,
+    TILE_OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """TILE_OUTPUTS results of a row; its blocks are summed in an order that no other row changes."""
     row = tl.program_id(1).to(tl.int64)
@@ -115,6 +117,74 @@ def _row_kernel(
     if BIAS:
         sums += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)
     tl.store(out + row * OUT_STRIDE + output, sums.to(out.dtype.element_ty), mask=is_output)
+
+
+@triton.jit
+def _word_row_kernel(
+    x, codes, high, scales, factors, extras, extra_factors, table, bias, out,
+    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, OUT_STRIDE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    OFFSET: tl.constexpr, NESTED: tl.constexpr, EXTRA: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr,
+    TILE_OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """As `_row_kernel`, of codes in words. The four columns of a word in each half of its block are summed alone."""
+    row = tl.program_id(1).to(tl.int64)
+    output = tl.program_id(0) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
+    is_output = output < OUTPUTS
+    output = output.to(tl.int64)
+    WORDS: tl.constexpr = 4 * BLOCKS
+    EACH: tl.constexpr = BITS - 4
+    inner = tl.arange(0, WORDS)
+    total = tl.zeros((TILE_OUTPUTS, WORDS), tl.float32)
+    for start in tl.range(0, COLUMNS // 32, BLOCKS, num_stages=STAGES):
+        block = start + tl.arange(0, BLOCKS)
+        is_word = 4 * start + inner < COLUMNS // 8
+        there = is_output[:, None] & (block < COLUMNS // 32)[None, :]
+        at = output[:, None] * (COLUMNS // 8) + (4 * start + inner)[None, :]
+        word = tl.load(codes + at, mask=is_output[:, None] & is_word[None, :], other=0)
+        if BITS > 4:
+            above = tl.load(high + at, mask=is_output[:, None] & is_word[None, :], other=0).to(tl.int32)
+        place = 32 * start + inner // 4 * 32 + inner % 4
+        for half in tl.static_range(2):
+            product = tl.zeros((TILE_OUTPUTS, WORDS), tl.float32)
+            plain = tl.zeros((WORDS,), tl.float32)
+            for step in tl.static_range(4):
+                a_at = x + row * COLUMNS + place + (16 * half + 4 * step)
+                a = tl.load(a_at, mask=is_word, other=0.0).to(tl.float32)
+                plain += a
+                if BITS == 4 and 4 * half + step < 7:
+                    # The code stays where it is in its word, and x is divided by that for all outputs: a shift less for each.
+                    code = word & (15 << (16 * half + 4 * step))
+                    a *= 1.0 / (1 << (16 * half + 4 * step))
+                else:
+                    code = (word >> (16 * half + 4 * step)) & 15
+                if BITS > 4:
+                    code |= ((above >> ((4 * half + step) * EACH)) & ((1 << EACH) - 1)) << 4
+                product += code.to(tl.float32) * a[None, :]
+            if OFFSET:
+                product -= OFFSET * plain[None, :]
+            if EXTRA:
+                extra = _numbers(
+                    extras, extra_factors, output, block, half, there, COLUMNS, GROUP, NESTED and EXTRA == 1
+                )
+                extra = _of_words(extra, TILE_OUTPUTS, BLOCKS)
+            if EXTRA == 2:
+                product -= extra * plain[None, :]
+            scale = _numbers(scales, factors, output, block, half, there, COLUMNS, GROUP, NESTED)
+            total += _of_words(scale, TILE_OUTPUTS, BLOCKS) * product
+            if EXTRA == 1:
+                total -= extra * plain[None, :]
+    sums = tl.sum(total, 1)
+    if BIAS:
+        sums += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)
+    tl.store(out + row * OUT_STRIDE + output, sums.to(out.dtype.element_ty), mask=is_output)
+
+
+@triton.jit
+def _of_words(numbers, OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr):
+    """[outputs, blocks] -> [outputs, 4 * blocks]."""
+    return tl.reshape(
+        tl.broadcast_to(numbers[:, :, None], (OUTPUTS, BLOCKS, 4)), (OUTPUTS, 4 * BLOCKS)
+    )
 
 
 @triton.jit(do_not_specialize=["begin", "count"])  # they take any value
@@ -157,7 +227,7 @@ def _arguments(
 ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, object]]:
     how = weight.layout
     tensors = (
-        weight.codes,
+        weight.codes.view(torch.int32) if how.by_words else weight.codes,
         weight.high,
         weight.scales,
         weight.factors,
@@ -184,15 +254,19 @@ def matmul(
     [outputs] or None.
     """
     rows, outputs = len(x), weight.rows
-    if rows > MOST_ROWS:
+    if rows > MOST_ROWS and takes(rows, weight.layout, x.dtype):
+        tile_matmul(x, weight, bias, out)
+    elif rows > MOST_ROWS:
         _matmul_in_parts(x, weight, table, bias, out)
     elif rows:
         tensors, how = _arguments(weight, table)
-        tile = choose("stored_row", "", "table" if how["TABLE"] else "plain")
-        _row_kernel[(triton.cdiv(outputs, tile.outputs), rows)](
+        by_words = weight.layout.by_words
+        tile = choose("stored_row", "", "words" if by_words else "table" if how["TABLE"] else "plain")
+        kernel = _word_row_kernel if by_words else _row_kernel
+        kernel[(triton.cdiv(outputs, tile.outputs), rows)](
             x, *tensors, bias, out,
             OUTPUTS=outputs, OUT_STRIDE=out.stride(0), BIAS=bias is not None, **how,
-            TILE_OUTPUTS=tile.outputs, BLOCKS=tile.depth, num_warps=tile.warps,
+            TILE_OUTPUTS=tile.outputs, BLOCKS=tile.depth, STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip
 
 

@@ -109,7 +109,13 @@ _ROWS: dict[Key, Choice] = {
     # Depth in blocks of 32 columns. Half as many where a table's addresses take registers.
     ("stored_row", "", "plain"): Choice(warps=2, outputs=4, depth=32),
     ("stored_row", "", "table"): Choice(warps=2, outputs=4, depth=16),
+    ("stored_row", "", "words"): Choice(warps=1, stages=3, outputs=4, depth=32),
     ("stored_widen", "", ""): Choice(warps=4, outputs=4, depth=16),
+    # By the rows of a tile. Depth in columns: a row's words are whole lines of 128 bytes. Reckoned: 16 KiB of a weight are under
+    # way for each of `programs`; with 64 rows x takes more room than the weight, and twice the outputs share it.
+    ("stored_tile", HALF, 16): Choice(warps=4, stages=4, outputs=64, depth=256, programs=2, least=512),
+    ("stored_tile", HALF, 32): Choice(warps=4, stages=3, outputs=64, depth=256, programs=2, least=512),
+    ("stored_tile", HALF, 64): Choice(warps=8, stages=3, outputs=128, depth=256, programs=1, least=512),
     # Programs beyond an adapter's rank exit at once, and with many rows x is read less often. Every program of `expand` reads the
     # parts of all; more sums at once than its depth would take too many registers.
     ("lora_shrink", HALF, "few"): _SHRINK,

@@ -61,7 +61,10 @@ ROWS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "stored": (
         ("4096 x 4096 in Q4_K, 1 row", "product large in Q4_K, 1 rows"),
         ("the same, 4 rows", "product large in Q4_K, 4 rows"),
-        ("the same, 16 rows", "product large in Q4_K, 16 rows"),
+    ),
+    "stored_tiles": (
+        ("4096 x 4096 in Q4_K, 16 rows", "product o of 8B in Q4_K, 16 rows"),
+        ("the same, 64 rows", "product o of 8B in Q4_K, 64 rows"),
     ),
     "sampling": (
         ("greedy, 256 rows", "sampling on the device, greedy, 256 rows"),

@@ -388,7 +388,9 @@ def _serve(case: Case) -> None:
             replace(shapes[-1], lora_tiles=most_tiles(MAX_TOKENS, _LORAS)),
         ]
     if not case.every:
-        shapes = [shape for shape in shapes if shape.tokens in (1, 32, 64, MAX_ROWS, MAX_TOKENS)]
+        # Stored weights have tiles of 16, 32 and 64 rows.
+        sizes = {1, 32, 64, MAX_ROWS, MAX_TOKENS} | ({8} if case.stored else set())
+        shapes = [shape for shape in shapes if shape.tokens in sizes]
     program.reserve(max(map(num_words, shapes)), MAX_ROWS, max(shape.pieces for shape in shapes))
     for shape in shapes:
         step = DeviceStep(torch.empty(num_words(shape), dtype=torch.int32, device=META), shape)

@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.long(full=True), pytest.mark.timeout(500)]
 SHARED_LIMIT = 227 * 1024
 """Bytes that a program may have."""
 EXTENDING = ("_extend_kernel", "_shared_extend_kernel")
-MULTIPLYING = ("_split_kernel", *EXTENDING, "_product_kernel", "_few_rows_kernel")
+STORED = "_stored_tile_kernel"
+MULTIPLYING = ("_split_kernel", *EXTENDING, "_product_kernel", "_few_rows_kernel", STORED)
 """Kernels that multiply matrices of any of the types, with what comes next on its way."""
 LORA = ("_shrink_kernel", "_expand_kernel")
 """Those of adapters, which multiply matrices as well."""
@@ -94,20 +95,22 @@ def test_partial_results_are_seen_by_who_adds_them_up(compiled: Found) -> None:
     for kernel in ("_split_kernel", "_shared_extend_kernel"):
         shared = [one for one in compiled["kernels"] if one["kernel"] == kernel]
         assert shared and all(one["counted"] == 1 for one in shared)
-    products = [one for one in compiled["kernels"] if one["kernel"] == "_few_rows_kernel"]
-    parts = {one["constants"]["PARTS"] for one in products}
-    assert max(parts) > 1
-    assert all(one["counted"] == (one["constants"]["PARTS"] > 1) for one in products)
+    for kernel in ("_few_rows_kernel", STORED):
+        products = [one for one in compiled["kernels"] if one["kernel"] == kernel]
+        assert max(one["constants"]["PARTS"] for one in products) > 1
+        assert all(one["counted"] == (one["constants"]["PARTS"] > 1) for one in products)
 
 
 def test_matrices_are_multiplied_by_matrix_instructions(compiled: Found) -> None:
-    """Hopper's own take 64 rows or more."""
+    """Hopper's own take 64 rows or more: of stored weights those are outputs, and codes come from registers."""
     products = [
         one for one in compiled["kernels"] if "PAGE" in one["constants"] or "ROWS" in one["constants"]
     ]
     narrow = [one for one in products if one["products"] != "-"]
     for one in narrow:
-        assert one["products"] == ("wgmma" if one["constants"]["ROWS"] >= 64 else "mma.sync"), one
+        assert one["products"] == (
+            "wgmma" if one["constants"]["ROWS"] >= 64 or one["kernel"] == STORED else "mma.sync"
+        ), one
         assert one["copies"] > 0, one  # 16 bytes a thread, past the registers
     assert {one["kernel"] for one in narrow} == set(MULTIPLYING)
     for one in compiled["kernels"]:

@@ -15,9 +15,9 @@ import pytest
 import torch
 from triton.runtime.errors import InterpreterError
 
-from executors.kernels.triton import decode_attention, extend_attention, few_rows
+from executors.kernels.triton import decode_attention, extend_attention, few_rows, stored_tiles
 from executors.llm.attention.key_pieces import PieceRule
-from tests.gpu import test_attention, test_few_rows, test_memcheck
+from tests.gpu import test_attention, test_few_rows, test_memcheck, test_stored_tiles
 from tests.gpu.memcheck import checked
 from tests.gpu.test_attention import Batch, check, fresh
 
@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered"),
 ]
 _small_parts = test_few_rows._small_parts
+_short_parts = test_stored_tiles._short_parts
 
 
 def mutated(module: ModuleType, folder: Path, *changes: tuple[str, str]) -> Any:
@@ -68,6 +69,20 @@ def few_parts() -> None:
     test_few_rows.test_a_sum_behind(16, 96, 640, True, 0.3, (3, 5, 128), torch.float32)
 
 
+def stored_parts() -> None:
+    """Five tiles of the depth, of which two programs take three and two, and a depth that ends within a tile."""
+    test_stored_tiles.check("Q4_K", 70, 1280, 17, False, 1)
+    test_stored_tiles.check("Q4_0", 45, 352, 5, True, 2)
+
+
+def stored_whole() -> None:
+    test_stored_tiles.check("Q4_K", 70, 512, 5, False, 1)
+
+
+def stored_five_bits() -> None:
+    test_stored_tiles.check("Q5_K", 33, 256, 6, False, 3)
+
+
 ORDER = 'sem="acq_rel", scope="gpu"'
 MUTANTS: dict[str, tuple[ModuleType, str, str, Callable[[], None]]] = {
     "decode: a counter not reset": (
@@ -94,11 +109,33 @@ MUTANTS: dict[str, tuple[ModuleType, str, str, Callable[[], None]]] = {
     ),
     "few rows: added up before all have come": (few_rows, "== PARTS - 1:", "== PARTS - 2:", few_parts),
     "few rows: counted without order": (few_rows, ORDER, 'sem="relaxed", scope="gpu"', few_parts),
+    "stored: a counter not reset": (
+        stored_tiles, "tl.store(arrived + tile, 0)", "tl.store(arrived + tile, PARTS)", stored_parts,
+    ),
+    "stored: added up before all have come": (stored_tiles, "== PARTS - 1:", "== PARTS - 2:", stored_parts),
+    "stored: counted without order": (stored_tiles, ORDER, 'sem="relaxed", scope="gpu"', stored_parts),
+    "stored: the factor of the block before": (
+        stored_tiles, "nest = tl.minimum((start + TILE_K) // 256", "nest = tl.minimum(start // 256", stored_whole,
+    ),
+    "stored: tiles beyond the last": (
+        stored_tiles, "COLUMNS == PARTS * STEPS * TILE_K", "COLUMNS % TILE_K == 0", stored_parts,
+    ),
+    "stored: columns beyond the last": (
+        stored_tiles, "(start + column < COLUMNS)[:, None]", "(column < COLUMNS)[:, None]", stored_parts,
+    ),
+    "stored: codes of other columns": (stored_tiles, "start + 4 * n, mask", "start + 28 - 4 * n, mask", stored_parts),
+    "stored: the scale of another place in the mantissa": (
+        stored_tiles, "addend16 if even", "addend12 if even", stored_parts,
+    ),
+    "stored: the fifth bit of a neighbour": (
+        stored_tiles, "(place + 4 - n * each)) &", "(place + 5 - n * each)) &", stored_five_bits,
+    ),
 }  # fmt: skip
 USERS = {
     decode_attention: (test_attention, "decode_attention"),
     extend_attention: (test_attention, "extend_attention"),
     few_rows: (test_few_rows, "added_product"),
+    stored_tiles: (test_stored_tiles, "tile_matmul"),
 }
 
 

@@ -25,9 +25,9 @@ DTYPE = torch.float16
 
 @pytest.fixture(autouse=True)
 def _short_parts() -> Iterator[None]:
-    """Depths of tests are short, and are cut into parts all the same."""
+    """Depths of tests are short, and are cut into parts of some tiles all the same."""
     keys: list[tuning.Key] = [("stored_tile", tuning.HALF, rows) for rows in (16, 32, 64)]
-    with tuning.trying({key: replace(tuning.choose(*key), least=256) for key in keys}):
+    with tuning.trying({key: replace(tuning.choose(*key), least=512) for key in keys}):
         yield
 
 
@@ -61,9 +61,9 @@ def check(kind: str, outputs: int, columns: int, rows: int, with_bias: bool, see
 @pytest.mark.parametrize("rows", [5, 16, 17, 64])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_format(kind: str, rows: int) -> None:
-    """Depths that are whole tiles, and some that end within one."""
+    """Depths that are whole tiles, of which a part has one less, and some that end within a tile."""
     size = block_size(kind)
-    columns = 512 if size == 256 else 256 + 2 * size if size > 32 else 288
+    columns = 1280 if size == 256 else 1280 + size
     check(kind, 45, columns, rows, rows != 16, rows)
 
 
@@ -74,7 +74,7 @@ def test_shapes_drawn_at_random(seed: int) -> None:
     drawn = np.random.default_rng(seed)
     kind = ("Q4_0", "Q4_K", "Q6_K", "Q5_K", "uint4-g128", "int4-g64")[seed % 6]
     unit = max(32, block_size(kind))
-    columns = unit * int(drawn.integers(1, 1 + 1280 // unit))
+    columns = unit * int(drawn.integers(1, 1 + 2400 // unit))
     rows, outputs = int(drawn.integers(1, MOST_ROWS + 1)), int(drawn.integers(1, 200))
     check(kind, outputs, columns, rows, bool(seed % 2), seed)
 
@@ -94,8 +94,8 @@ def test_many_rows_go_this_way_and_more_do_not(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_row_does_not_know_the_others() -> None:
     """One that is no number stays alone, and padding is not written."""
-    held, _ = rows_of("Q4_K", 70, 512)
-    x = torch.randn(9, 512, generator=torch.Generator().manual_seed(1)).to(DTYPE).to(DEVICE)
+    held, _ = rows_of("Q4_K", 70, 1280)
+    x = torch.randn(9, 1280, generator=torch.Generator().manual_seed(1)).to(DTYPE).to(DEVICE)
     whole = product(held, x, None)
     spoilt = x.clone()
     spoilt[4] = torch.nan
@@ -105,8 +105,8 @@ def test_a_row_does_not_know_the_others() -> None:
 
 
 def test_a_weight_without_counters_is_not_shared() -> None:
-    held, exact = rows_of("Q4_0", 40, 768)
-    x = torch.randn(6, 768, generator=torch.Generator().manual_seed(1)).to(DTYPE)
+    held, exact = rows_of("Q4_0", 40, 1056)
+    x = torch.randn(6, 1056, generator=torch.Generator().manual_seed(1)).to(DTYPE)
     shared = product(held, x.to(DEVICE), None)
     held.arrived = None
     alone = product(held, x.to(DEVICE), None)

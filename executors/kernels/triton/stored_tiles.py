@@ -88,7 +88,12 @@ def _in_mantissa(word, PLACE: tl.constexpr):
         )
     else:
         bits = tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0xF0000, 0x3F800000, 0xEA;", "=r,r", [word], dtype=tl.int32, is_pure=True, pack=1
+            "lop3.b32 $0, $1, 0xF0000, 0x3F800000, 0xEA;",
+            "=r,r",
+            [word],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
         )
     return bits
 
@@ -112,7 +117,9 @@ def _weights(word, high, n: tl.constexpr, factor12, addend12, factor16, addend16
 
 
 @triton.jit
-def _add(total, at, row, bias, out, rows, OUTPUTS: tl.constexpr, OUT_STRIDE: tl.constexpr, BIAS: tl.constexpr):
+def _add(
+    total, at, row, bias, out, rows, OUTPUTS: tl.constexpr, OUT_STRIDE: tl.constexpr, BIAS: tl.constexpr
+):
     """Write `total` [TILE_N, ROWS]."""
     if BIAS:
         total += tl.load(bias + at, mask=at < OUTPUTS, other=0.0).to(tl.float32)[:, None]
@@ -137,7 +144,7 @@ def _stored_tile_kernel(
     SPAN: tl.constexpr = 32 if HALVED else GROUP
     GROUPS: tl.constexpr = TILE_K // SPAN
     PER_ROW: tl.constexpr = COLUMNS // SPAN
-    whole: tl.constexpr = COLUMNS % TILE_K == 0
+    whole: tl.constexpr = COLUMNS == PARTS * STEPS * TILE_K
     tile, part = tl.program_id(0), tl.program_id(1)
     at = tile * TILE_N + tl.arange(0, TILE_N)
     row = tl.arange(0, ROWS)
@@ -194,8 +201,12 @@ def _stored_tile_kernel(
                 extra_factor = tl.load(extra_factors + output * (COLUMNS // 256) + nest)
         if HALVED:
             s, e = _pair(scale, EXTRA == 0), _pair(extra, EXTRA == 0)
-            f12, a12, f16, a16 = _scaled(times * s[0], extra_times * e[0], GROUPS, EXTRA, OFFSET, TILE_N, WORDS)
-            g12, b12, g16, b16 = _scaled(times * s[1], extra_times * e[1], GROUPS, EXTRA, OFFSET, TILE_N, WORDS)
+            f12, a12, f16, a16 = _scaled(
+                times * s[0], extra_times * e[0], GROUPS, EXTRA, OFFSET, TILE_N, WORDS
+            )
+            g12, b12, g16, b16 = _scaled(
+                times * s[1], extra_times * e[1], GROUPS, EXTRA, OFFSET, TILE_N, WORDS
+            )
         else:
             scale, extra = scale.to(tl.float32), extra.to(tl.float32)
             if NESTED:

@@ -97,6 +97,11 @@ _ROWS: dict[Key, Choice] = {
     ("one_row", "", "short gated"): Choice(warps=1, stages=3, outputs=1, depth=512, most=1024),
     ("one_row", "", "long"): Choice(warps=2, stages=3, outputs=4, depth=512),
     ("one_row", "", "long gated"): Choice(warps=1, stages=3, outputs=2, depth=512),
+    # Of e4m3 as many numbers, which are half of the bytes: with more a thread has no room for their products. Reckoned.
+    ("one_row", E4M3, "short"): Choice(warps=1, stages=3, outputs=2, depth=512, most=1024),
+    ("one_row", E4M3, "short gated"): Choice(warps=1, stages=3, outputs=1, depth=512, most=1024),
+    ("one_row", E4M3, "long"): Choice(warps=2, stages=4, outputs=4, depth=512),
+    ("one_row", E4M3, "long gated"): Choice(warps=1, stages=4, outputs=2, depth=512),
     ("few_rows", HALF, ""): _FEW_ROWS,
     ("few_rows", FLOAT32, ""): replace(_FEW_ROWS, stages=2, depth=32),
     # Few rows: the weights' bytes count, and narrow tiles keep more processors reading.
@@ -152,12 +157,22 @@ _FITTING: dict[int, dict[Key, Choice]] = {
         ("extend_attention", FLOAT32, 512): replace(
             _ROWS["extend_attention", FLOAT32, 512], stages=1, rows=16
         ),
+        # Six bits with 64 rows take 127 KiB, and with half of the outputs 94.
+        ("stored_tile", HALF, 64): replace(_ROWS["stored_tile", HALF, 64], warps=4, outputs=64),
     },
 }
 """Rows for less shared memory, by the KiB that a program may have: what of `_ROWS` would not fit."""
 
-_ARCHITECTURES: dict[int, dict[Key, Choice]] = {}
-"""Measured rows of other architectures, printed by `make gpu-tune`."""
+# Blackwell's own matrix instructions take no operand from registers: codes would go through the tensor memory, at three times the
+# instructions, and of 128 outputs Triton 3.6 compiles nothing. Products of 32 outputs take the instructions of older devices.
+_BLACKWELL: dict[Key, Choice] = {
+    ("stored_tile", HALF, rows): replace(
+        _ROWS["stored_tile", HALF, rows], warps=warps, outputs=32, programs=4
+    )
+    for rows, warps in ((16, 2), (32, 2), (64, 4))
+}
+_ARCHITECTURES: dict[int, dict[Key, Choice]] = {100: _BLACKWELL, 103: _BLACKWELL}
+"""Rows of other architectures: measured ones, as `make gpu-tune` prints them, and reckoned ones."""
 
 _trial: dict[Key, Choice] = {}
 """Rows that take precedence, within `trying`."""

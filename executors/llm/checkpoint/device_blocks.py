@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from executors.gguf.types import BY_NAME
-from executors.kernels.device_layouts import BLOCK, HIGH_DTYPES, LAYOUTS, DeviceLayout, DeviceRows, in_words
+from executors.kernels.device_layouts import BLOCK, LAYOUTS, DeviceLayout, DeviceRows
 from executors.llm.checkpoint.gguf_blocks import unpacked
 
 _FACTORS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,)}
@@ -54,8 +54,10 @@ def _groups(raw: torch.Tensor, kind: str) -> DeviceRows:
     blocks = raw.reshape(-1, size)
     scales = blocks[:, :width].contiguous().view(how.scale_dtype).view(rows, -1)
     zeros = blocks[:, width:at].contiguous().view(torch.float16).view(rows, -1) if how.extra else None
+    # The codes of 32 columns lie as they do in the layout.
     codes = blocks[:, at:].contiguous().view(rows, -1)
-    codes = codes.view(torch.int8) if how.bits == 8 else in_words(codes)
+    if how.bits == 8:
+        codes = codes.view(torch.int8)
     return DeviceRows(how, codes, None, scales, None, zeros, None)
 
 
@@ -89,15 +91,14 @@ def _codes(numbers: torch.Tensor, how: DeviceLayout) -> tuple[torch.Tensor, torc
     if how.bits == 8:
         return numbers, None
     rows, columns = numbers.shape
-    if how.by_words:
-        low = numbers.view(rows, columns // BLOCK, 4, 2, 4) & 15
-        codes = (low[:, :, :, 0] | low[:, :, :, 1] << 4).transpose(2, 3).reshape(rows, -1)
-    else:
-        low = numbers.view(rows, columns // BLOCK, 2, BLOCK // 2) & 15
-        codes = (low[:, :, 0] | low[:, :, 1] << 4).reshape(rows, -1)
+    halves = numbers.view(rows, columns // BLOCK, 2, BLOCK // 2)
+    low = halves & 15
+    codes = (low[:, :, 0] | low[:, :, 1] << 4).reshape(rows, -1)
     if how.bits == 4:
         return codes, None
     each = how.bits - 4
-    above = (numbers >> 4).view(rows, -1, 8, 4).int()
-    high = (above << torch.arange(8, dtype=torch.int32)[:, None] * each).sum(2).view(rows, -1)
-    return codes, high.to(HIGH_DTYPES[how.bits])
+    above = (numbers >> 4).view(rows, -1, BLOCK // each).long()
+    shifts = torch.arange(BLOCK // each) * each
+    high = (above << shifts).sum(2)
+    # The top bit of 32 is the sign.
+    return codes, torch.where(high >= 2**31, high - 2**32, high).to(torch.int32)

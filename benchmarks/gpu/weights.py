@@ -19,6 +19,12 @@ from benchmarks.gpu.kernels import Bench
 from benchmarks.gpu.timing import noise
 from executors.kernels.device_layouts import DeviceRows, table_of
 from executors.kernels.triton.experts import ExpertWeights
+from executors.kernels.triton.few_rows import (
+    MOST_NARROW_ROWS,
+    FewRowsWorkspace,
+    added_product,
+    normed_product,
+)
 from executors.kernels.triton.stored import matmul
 from executors.llm.fused.triton_experts import TritonExperts
 from executors.llm.kernel_support import kernel_check
@@ -37,6 +43,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 def measure(bench: Bench) -> None:
     """All rows, those of narrow weights first."""
     _products(bench)
+    _few_rows(bench)
     _experts(bench)
 
 
@@ -63,6 +70,33 @@ def _products(bench: Bench) -> None:
                     title += ", one scale and a pass" if (rows, wide, deep) in fp8._REFUSED else ""
                 moved = num_bytes + bench.dtype.itemsize * rows * (wide + deep)
                 bench.add(title, calls, moved, 2.0 * rows * wide * deep)
+
+
+def _few_rows(bench: Bench) -> None:
+    """Norm and product with e4m3 in one launch, and a product that adds to a residual: steps of one and four tokens."""
+    name, (wide, deep) = ("tiny", (64, 256)) if bench.tiny else ("o", PRODUCTS["o"])
+    drawn = noise(bench.device)
+    weights = [
+        fp8.Fp8Weight(wide, deep, bench.device, False, triton=True) for _ in range(bench.copies(wide * deep))
+    ]
+    for weight in weights:
+        weight.fill(_random(bench, drawn, wide, deep).float(), 0)
+    norm, workspace = _random(bench, drawn, deep), FewRowsWorkspace([(wide, deep)], bench.device)
+    for rows in (1, MOST_NARROW_ROWS):
+        x, residual = _random(bench, drawn, rows, deep), _random(bench, drawn, rows, wide)
+        ways: dict[str, list[Callable[[], object]]] = {
+            f"norm and product {name} of 8B in e4m3, {rows} rows, in one launch": [
+                functools.partial(normed_product, x, norm, 1e-6, one.data, scales=one.scales) for one in weights
+            ],
+            f"product {name} and add of 8B in e4m3, {rows} rows, in one launch": [
+                functools.partial(added_product, x, one.data, residual, workspace, scales=one.scales)
+                for one in weights
+            ],
+        }  # fmt: skip
+        compile_all([calls[0] for calls in ways.values()], bench.device)
+        for title, calls in ways.items():
+            moved = weights[0].num_bytes + bench.dtype.itemsize * rows * (wide + deep)
+            bench.add(title, calls, moved, 2.0 * rows * wide * deep)
 
 
 def weights_of(

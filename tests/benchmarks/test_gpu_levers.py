@@ -251,7 +251,8 @@ def test_bytes_of_narrow_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["product tiny of 8B in e4m3, 3 rows"] == small + 4 * 64 + io
     assert rows["product tiny of 8B in e4m3 blocks, 3 rows"] == small + 4 * 2 + io
     assert small / 2 < rows["product tiny of 8B in Q4_K, 3 rows"] - io < 0.75 * small
-    assert all(row["tflops"] == pytest.approx(2e-12 * small * 3) for row in own.rows.values())
+    for name, row in own.rows.items():
+        assert row["tflops"] == pytest.approx(2e-12 * small * (6 if ", 6 rows" in name else 3))
 
 
 def test_products_of_narrow_weights_are_those_of_the_weights() -> None:
@@ -261,6 +262,19 @@ def test_products_of_narrow_weights_are_those_of_the_weights() -> None:
     expected = kinds["bf16"][1][0](x)
     for kind in ("e4m3", "e4m3 blocks"):
         assert extend.distance(kinds[kind][1][0](x), expected) < 0.06, kind
+
+
+def test_few_rows_of_e4m3_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte for each weight, and four for each row of them."""
+    a_second_each(monkeypatch)
+    own = bench()
+    weights._few_rows(own)
+    found = {name: row["share_of_copy"] for name, row in own.rows.items()}
+    assert found == {
+        f"{before}product tiny {behind}of 8B in e4m3, {rows} rows, in one launch": 64 * 256 + 4 * 64 + 4 * rows * (64 + 256)
+        for before, behind in (("norm and ", ""), ("", "and add "))
+        for rows in (1, 4)
+    }  # fmt: skip
 
 
 def test_a_product_that_took_the_slow_way_is_named_by_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,57 @@ def test_more_rows_are_refused_and_none_are_not_computed() -> None:
     added_product(none, weight, none[:, :32], workspace)
 
 
+def in_e4m3(outputs: int, columns: int) -> tuple[Fp8Weight, torch.Tensor]:
+    """A weight whose rows differ in size, and what it stands for, float64."""
+    made = Fp8Weight(outputs, columns, DEVICE, False)
+    made.fill(torch.randn(outputs, columns) * 2.0 ** torch.randint(-3, 4, (outputs, 1)), 0)
+    return made, made.data.double() * made.scales.double()
+
+
+@pytest.mark.long(every=3)
+@sweep(every=5)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("outputs", "columns", "bias"), [(96, 256, False), (50, 208, True), (30, 1024, True), (10, 2064, False)]
+)
+def test_a_norm_before_weights_in_e4m3(
+    rows: int, outputs: int, columns: int, bias: bool, dtype: torch.dtype
+) -> None:
+    """With an activation behind and without."""
+    torch.manual_seed(columns)
+    (held, exact), x = in_e4m3(outputs, columns), 5 * random(rows, columns, dtype=dtype)
+    scale = random(columns, dtype=dtype)
+    added = random(outputs, dtype=dtype) if bias else None
+    expected = norm(x, scale, False) @ exact.T + (0.0 if added is None else added.double())
+    found = normed_product(x, scale, 1e-6, held.data, bias=added, scales=held.scales)
+    close(found, expected, dtype)
+    gate, up = expected.chunk(2, -1)
+    found = normed_product(x, scale, 1e-6, held.data, bias=added, scales=held.scales, activation="silu")
+    close(found, ACTIVATIONS["silu"](gate) * up, dtype)
+
+
+@sweep(every=3)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_a_sum_behind_weights_in_e4m3(rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(rows)
+    (held, exact), x = in_e4m3(50, 1104), random(rows, 1104, dtype=dtype)
+    residual, added = 5 * random(rows, 50, dtype=dtype), random(50, dtype=dtype)
+    into, workspace = residual.clone(), FewRowsWorkspace([(50, 1104)], DEVICE)
+    added_product(x, held.data, into, workspace, bias=added, scale=0.3, scales=held.scales)
+    close(into, residual.double() + 0.3 * (x.double() @ exact.T + added.double()), dtype)
+
+
+def test_more_rows_of_e4m3_are_refused() -> None:
+    held, _ = in_e4m3(32, 64)
+    many, workspace = torch.ones(5, 64, device=DEVICE), FewRowsWorkspace([(32, 64)], DEVICE)
+    with pytest.raises(ValueError, match="5 rows, and a product with e4m3 takes 4"):
+        normed_product(many, many[0], 1e-6, held.data, scales=held.scales)
+    with pytest.raises(ValueError, match="5 rows, and a product with e4m3 takes 4"):
+        added_product(many, held.data, many[:, :32].contiguous(), workspace, scales=held.scales)
+
+
 def test_every_multiprocessor_has_something_to_read() -> None:
     """Of the products that are cut, where the depth allows it: 0.6B, 1.7B, 4B and 8B shapes."""
     key = "few_rows", tuning.HALF, ""
@@ -282,7 +333,53 @@ def test_others_are_computed_as_they_were(fields: dict[str, Any], dtype: torch.d
     assert isinstance(made._fused, TritonForward) and made._fused.few is None
 
 
-def test_weights_in_e4m3_are_computed_as_they_were() -> None:
+def narrowed(fields: dict[str, Any], dtype: torch.dtype) -> Decoder:
+    """With all linear layers in e4m3."""
+    made = filled(fields, dtype)
+    for layer in made.layers:
+        for linear in layer.linears:
+            assert linear.weight is not None
+            wide = linear.weight.float()
+            linear.hold(Fp8Weight(*wide.shape, DEVICE, False, triton=True))
+            linear.fill(wide, 0)
+    return made
+
+
+@pytest.fixture
+def wide_narrow_tiles() -> Iterator[None]:
+    """The interpreter takes its time for each program, however small."""
+    names = ("short", "short gated", "long", "long gated")
+    keys: list[tuning.Key] = [("one_row", tuning.E4M3, name) for name in names]
+    with tuning.trying(
+        {key: replace(tuning.choose(*key), outputs=128) for key in keys} if DEVICE.type == "cpu" else {}
+    ):
+        yield
+
+
+@pytest.mark.long(every=2)
+@pytest.mark.usefixtures("wide_narrow_tiles")
+@pytest.mark.parametrize("family", ["qwen3", "granite"])
+def test_weights_in_e4m3_of_four_tokens_are_computed_here(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a kernel that does not know their scales is named."""
+    made = narrowed(FAMILIES[family], torch.float32)
+    assert few_rows.why_not(made) is None
+    few = FewRows(made)
+    assert [few.takes(tokens) for tokens in (0, 1, 4, 5)] == [False, True, True, False]
+    assert kernel_check.few_rows_fault(made, few) is None
+    for name, part in (("normed_product", "before attention"), ("added_product", "behind attention")):
+        real = getattr(few_rows, name)
+
+        def wrong(*given: Any, real: Callable[..., Any] = real, **named: Any) -> Any:
+            return real(*given, **{**named, "scales": torch.ones_like(named["scales"])})
+
+        with monkeypatch.context() as patched:
+            patched.setattr(few_rows, name, wrong)
+            assert f"few_rows {part}" in str(kernel_check.few_rows_fault(made, few))
+
+
+def test_blocks_of_e4m3_are_computed_as_they_were() -> None:
     made = decoder(QWEN3)
     made.layers[0].attention.o.hold(Fp8Weight(QWEN3["hidden_size"], 8, DEVICE, True))
     assert few_rows.why_not(made) == "weights in another form"

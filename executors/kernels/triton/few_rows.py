@@ -1,7 +1,8 @@
 """Products of few rows with weights, limited by the time to read the weights. The operations around a product are fused into
 it where one launch is faster than several.
 
-    normed_product    of one row: W norm(x) + b, or act(gate) * up of it; the RMS norm before, the activation after
+    normed_product    of one row, in e4m3 of four: W norm(x) + b, or act(gate) * up of it; the RMS norm before, the activation
+                      after
     added_product     of at most 16 rows: residual += s (W x + b)
 
     a layer, one row          launches            here
@@ -20,6 +21,10 @@ the whole row is read. All products with that row share the factor, so the kerne
 multiplies x by the norm's weight first. This needs a dtype in which x times the norm's weight does not overflow: bf16 or
 float32. On an H200 the four products of a layer of Qwen3-0.6B take 18 us, as separate launches 36 us.
 
+Weights in e4m3 with a scale for each row are multiplied the same way for up to four rows, by x as it is: torch's product needs x
+in e4m3, which is a launch of its own for each product. The scale is applied to the sum. Bytes: one for each weight and four for
+each output. 4096 x 4096 needs 4.0 us at 4.25 TB/s; no GPU has run this yet.
+
 More rows use the matrix instructions, which take 16. A program computes TILE_N outputs of all rows, so each weight is read
 once, 16 bytes per thread along its row, some tiles ahead of the product. Narrow products have fewer tiles than a device has
 multiprocessors. Their depth is cut into parts, and the program that finishes a tile last adds up all parts in their order, as
@@ -35,10 +40,12 @@ import triton
 import triton.language as tl
 
 from executors.kernels.triton.activation import KINDS, activate
-from executors.kernels.triton.tuning import HALF, PROCESSORS, choose, kind_of, processors
+from executors.kernels.triton.tuning import E4M3, HALF, PROCESSORS, choose, kind_of, processors
 
 MOST_ROWS = 16
 """Largest number of rows of `added_product`: rows of the smallest matrix instruction."""
+MOST_NARROW_ROWS = 4
+"""Largest number of rows of products with e4m3: each has its own programs, and all but the first read weights from a cache."""
 DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -65,14 +72,17 @@ def _add_products(
 
 @triton.jit
 def _one_row_kernel(
-    x, weight, bias, norm, out, eps, scale,
+    x, weight, scales, bias, norm, out, eps, scale,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, NORM: tl.constexpr, PLUS_ONE: tl.constexpr, GATED: tl.constexpr,
-    KIND: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    KIND: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """TILE_N results of one row. GATED: of each, its rows of gate and of up."""
+    """TILE_N results of one row. GATED: of each, its rows of gate and of up. SCALED: a weight times its row's scale counts."""
     width: tl.constexpr = OUTPUTS // 2 if GATED else OUTPUTS
     pair: tl.constexpr = 2 if GATED else 1
+    row = tl.program_id(1).to(tl.int64)
+    x += row * COLUMNS
+    out += row * width
     at = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     is_output = at < width
     depth = tl.arange(0, TILE_K)
@@ -101,6 +111,9 @@ def _one_row_kernel(
                 width,
             )
     total = tl.sum(products, 2)
+    if SCALED:
+        part = tl.arange(0, pair)
+        total *= tl.load(scales + at[None, :] + part[:, None] * width, mask=is_output[None, :], other=0.0)
     if NORM:
         total *= 1.0 / tl.sqrt(tl.sum(squares, 0) / COLUMNS + eps)
     if BIAS:
@@ -215,21 +228,24 @@ class FewRowsWorkspace:
 
 def normed_product(
     x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, *, bias: torch.Tensor | None = None,
-    activation: str | None = None, plus_one: bool = False,
+    activation: str | None = None, plus_one: bool = False, scales: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return W norm(x) + bias [1, outputs]; with `activation` (one of `KINDS`) act(gate) * up [1, outputs / 2] of its halves.
+    """Return W norm(x) + bias [rows, outputs]; with `activation` (one of `KINDS`) act(gate) * up [rows, outputs / 2] of its
+    halves.
 
     `x` [1, columns]; `norm` [columns]: the weight of an RMS norm, minus one with `plus_one`; `weight` [outputs, columns];
     `bias` [outputs]. All are contiguous and in one of DTYPES. x times the norm's weight is rounded once, and so is the
-    result. Raises ValueError for another number of rows.
+    result. With `scales` float32 [outputs, 1] the weight is e4m3 times its row's scale, and x has at most MOST_NARROW_ROWS
+    rows. Raises ValueError for another number of rows.
     """
-    if len(x) != 1:
+    if scales is None and len(x) != 1:
         raise ValueError(f"{len(x)} rows, and a product behind a norm takes one")
+    _check_narrow(len(x), scales)
     outputs = len(weight)
     gated = activation is not None
-    out = torch.empty(1, outputs // 2 if gated else outputs, dtype=x.dtype, device=x.device)
+    out = torch.empty(len(x), outputs // 2 if gated else outputs, dtype=x.dtype, device=x.device)
     _launch_one_row(
-        x, weight, bias, norm, out, eps, 1.0,
+        x, weight, scales, bias, norm, out, eps, 1.0,
         NORM=True, PLUS_ONE=plus_one, GATED=gated, KIND=KINDS[activation] if activation is not None else 0, ADD=False,
     )  # fmt: skip
     return out
@@ -237,20 +253,22 @@ def normed_product(
 
 def added_product(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, workspace: FewRowsWorkspace, *,
-    bias: torch.Tensor | None = None, scale: float = 1.0,
+    bias: torch.Tensor | None = None, scale: float = 1.0, scales: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """Add scale * (W x + bias) to `residual` [rows, outputs]; rounded once.
 
     `x` [rows, columns], at most MOST_ROWS; `weight` [outputs, columns], whose shape `workspace` is made for; `bias`
-    [outputs]. All are contiguous and in one of DTYPES. Raises ValueError for more rows.
+    [outputs]. All are contiguous and in one of DTYPES. `scales`: see `normed_product`. Raises ValueError for more rows.
     """
     rows, columns = x.shape
     if rows > MOST_ROWS:
         raise ValueError(f"{rows} rows, and a product takes {MOST_ROWS}")
-    if rows == 1:
+    _check_narrow(rows, scales)
+    if rows == 1 or (rows and scales is not None):
         _launch_one_row(
             x,
             weight,
+            scales,
             bias,
             None,
             residual,
@@ -273,18 +291,23 @@ def added_product(
         )  # fmt: skip
 
 
+def _check_narrow(rows: int, scales: torch.Tensor | None) -> None:
+    if scales is not None and rows > MOST_NARROW_ROWS:
+        raise ValueError(f"{rows} rows, and a product with e4m3 takes {MOST_NARROW_ROWS}")
+
+
 def _launch_one_row(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor | None, out: torch.Tensor,
-    eps: float, scale: float, **fixed: bool | int,
+    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None,
+    norm: torch.Tensor | None, out: torch.Tensor, eps: float, scale: float, **fixed: bool | int,
 ) -> None:  # fmt: skip
-    columns = x.shape[1]
-    gated = " gated" if fixed["GATED"] else ""
-    tile = choose("one_row", "", f"short{gated}")
+    rows, columns = x.shape
+    gated, kind = " gated" if fixed["GATED"] else "", "" if scales is None else E4M3
+    tile = choose("one_row", kind, f"short{gated}")
     if not (short := columns <= tile.most):
-        tile = choose("one_row", "", f"long{gated}")
-    _one_row_kernel[(triton.cdiv(out.shape[1], tile.outputs),)](
-        x, weight, bias, norm, out, eps, scale,
-        OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, TILE_N=tile.outputs,
+        tile = choose("one_row", kind, f"long{gated}")
+    _one_row_kernel[(triton.cdiv(out.shape[1], tile.outputs), rows)](
+        x, weight, scales, bias, norm, out, eps, scale,
+        OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, SCALED=scales is not None, TILE_N=tile.outputs,
         TILE_K=max(32, triton.next_power_of_2(columns)) if short else tile.depth, STAGES=tile.stages, **fixed,
         num_warps=tile.warps,
     )  # fmt: skip

@@ -4,7 +4,8 @@
     residual | norm, gate and up, act(gate) * up | residual += down
 
 A layer takes six launches instead of nine for one token. The two in brackets are those of `TritonForward`. For more tokens
-norms and activation are launches of their own, which is faster then, and only the residual is added by the products.
+norms and activation are launches of their own, which is faster then, and only the residual is added by the products. With weights
+in e4m3 up to four tokens take six launches, and more the general kernels.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from executors.kernels.triton.activation import gated
 from executors.kernels.triton.few_rows import (
     DTYPES,
+    MOST_NARROW_ROWS,
     MOST_ROWS,
     FewRowsWorkspace,
     added_product,
@@ -41,10 +43,16 @@ def why_not(decoder: Decoder) -> str | None:
         ),
         "experts": any(not isinstance(layer.feed_forward, Mlp) for layer in decoder.layers),
         "weights in another form": any(
-            not linear.plain for layer in decoder.layers for linear in layer.linears
+            not linear.plain and not narrow(linear) for layer in decoder.layers for linear in layer.linears
         ),
     }  # fmt: skip
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def narrow(linear: Linear) -> bool:
+    """Return whether a layer is a product with e4m3 that Triton may compute, with a scale for each row."""
+    weight = linear.fp8
+    return weight is not None and weight.triton and not weight.blocks and linear.rotation is None
 
 
 class FewRows:
@@ -58,10 +66,13 @@ class FewRows:
         hidden = config.hidden_size
         shapes = [(hidden, config.q_size), (hidden, config.intermediate_size)]
         self._workspace = FewRowsWorkspace(shapes, decoder.device)
+        any_narrow = any(narrow(linear) for layer in decoder.layers for linear in layer.linears)
+        self.most = MOST_NARROW_ROWS if any_narrow else MOST_ROWS
+        """Largest number of tokens."""
 
     def takes(self, tokens: int) -> bool:
         """Return whether a step of that many tokens is computed; for a graph, the number includes padding."""
-        return 0 < tokens <= MOST_ROWS
+        return 0 < tokens <= self.most
 
     def qkv(self, layer: Layer, residual: torch.Tensor) -> torch.Tensor:
         """Compute [T, hidden] -> queries, keys and values [T, (heads + 2 kv_heads) * head_dim] of the normed residual."""
@@ -80,13 +91,25 @@ class FewRows:
         self, norm: Norm | None, linear: Linear, x: torch.Tensor, activation: str | None
     ) -> torch.Tensor:
         assert norm is not None and linear.weight is not None
-        if len(x) == 1:
+        if len(x) == 1 or linear.fp8 is not None:
+            weight, scales = _operands(linear)
             return normed_product(
-                x, norm.weight, norm.eps, linear.weight, bias=linear.bias, activation=activation, plus_one=self._plus_one
+                x, norm.weight, norm.eps, weight, bias=linear.bias, activation=activation, plus_one=self._plus_one,
+                scales=scales,
             )  # fmt: skip
         product = linear(rms_norm(x, norm.weight, norm.eps, plus_one=self._plus_one))
         return product if activation is None else gated(product, activation)
 
     def _add(self, linear: Linear, x: torch.Tensor, residual: torch.Tensor) -> None:
-        assert linear.weight is not None
-        added_product(x, linear.weight, residual, self._workspace, bias=linear.bias, scale=self._scale)
+        weight, scales = _operands(linear)
+        added_product(
+            x, weight, residual, self._workspace, bias=linear.bias, scale=self._scale, scales=scales
+        )
+
+
+def _operands(linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the weight, and the scales of its rows if it is e4m3."""
+    if linear.fp8 is not None:
+        return linear.fp8.data, linear.fp8.scales
+    assert linear.weight is not None
+    return linear.weight, None

@@ -96,6 +96,11 @@ class Fp8Weight:
         self.scales = torch.empty(-(-rows // rows_per_scale), groups, dtype=torch.float32, device=device)
 
     @property
+    def triton(self) -> bool:
+        """Whether Triton kernels may compute the product."""
+        return self._kernels is not None
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of memory it takes."""
         return self.data.nbytes + self.scales.nbytes

@@ -166,13 +166,15 @@ class DeviceRows:
         """Copy rows of the same format as `device_blocks.py` gives them, from row `begin` on. Their codes lie in halves of bytes
         and come into words here: on a device that takes no time, on a CPU ten times as long as a copy."""
         end = begin + part.rows
+        to: torch.Tensor
         for to, tensor in zip(self.tensors, part.tensors, strict=True):
+            into: torch.Tensor = to[begin:end]
             if self.layout.by_words and to is self.codes:
-                to[begin:end].copy_(in_words(tensor.to(to.device)))
+                into.copy_(in_words(tensor.to(into.device)))
             elif self.layout.by_words and to is self.high:
-                to[begin:end].copy_(high_in_words(tensor.to(to.device), self.layout.bits))
+                into.copy_(high_in_words(tensor.to(into.device), self.layout.bits))
             else:
-                to[begin:end].copy_(tensor)
+                into.copy_(tensor)
 
 
 def _counters(rows: int, device: torch.device) -> torch.Tensor:

@@ -29,6 +29,7 @@ from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.checkpoint.test_fp8_weights import SMALL, chunk, distance, write_fp8
 from tests.executors.llm.driver import config
 from tests.gpu.test_attention import Batch, check, fresh
+from tests.gpu.test_few_rows import wide_narrow_tiles  # noqa: F401  # a fixture
 from tests.gpu.test_shared_extend import Shared, cut_at_random
 from tests.tiers import sweep
 
@@ -314,16 +315,22 @@ async def _logits(path: Path, backend: str, device: str, kv: str) -> torch.Tenso
 
 
 @pytest.mark.long(extended=True)
+@pytest.mark.usefixtures("wide_narrow_tiles")
 @pytest.mark.parametrize(("form", "kv"), [("blocks", "fp8"), ("rows", "auto")])
 async def test_an_fp8_model_over_triton_gives_what_torch_gives(form: str, kv: str, tmp_path: Path) -> None:
-    """Linears in e4m3, and KV in it."""
+    """Linears in e4m3, and KV in it. Steps of three tokens and one over rows with a scale each take x as it is, which torch's
+    rounds to e4m3."""
     path, _ = write_fp8(
         write_checkpoint(tmp_path / "source", {**SMALL, "num_hidden_layers": 1}), tmp_path, form
     )
     expected = await _logits(path, "torch", "cpu", kv)
     found = await _logits(path, "triton", DEVICE.type, kv)
     # A number that lies between two of e4m3 may be rounded either way; on a GPU products by rows are bf16.
-    assert distance(found, expected) < (0.05 if DEVICE.type == "cuda" else 0.02)
+    few = slice(5, None) if form == "rows" else slice(0)
+    many = slice(0, 5) if form == "rows" else slice(None)
+    print(distance(found[many], expected[many]), distance(found[few], expected[few]))
+    assert distance(found[many], expected[many]) < (0.05 if DEVICE.type == "cuda" else 0.02)
+    assert form == "blocks" or 0.001 < distance(found[few], expected[few]) < 0.08
 
 
 SIZES = (

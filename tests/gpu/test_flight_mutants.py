@@ -71,7 +71,7 @@ def used_before_its_mark(patch: pytest.MonkeyPatch) -> None:
 
 def a_failed_step_is_not_marked(patch: pytest.MonkeyPatch) -> None:
     """The buffer of a step that failed behind its copy keeps the mark of the step before."""
-    patch.setattr(queueing.StepQueue, "_mark_failed", staticmethod(lambda buffer: None))
+    patch.setattr(queueing.StepQueue, "abandon", staticmethod(lambda step: None))
 
 
 def memory_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ async def test_a_third_step_that_fails_half_way_keeps_its_buffer_and_leaves_the_
         raise RuntimeError("an odd thing")
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor.launched.program, "run", fail)
+        patch.setattr(executor.launched.program, "forward", fail)
         callers.append(asyncio.create_task(executor.unified_decode(steps[2])))
         await asyncio.sleep(0)
     assert sum(buffer.owner is not None for buffer in buffers(executor)) == 2

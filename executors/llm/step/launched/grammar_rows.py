@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from concurrent import futures
 from concurrent.futures import Future
 
 import numpy as np
@@ -26,6 +27,8 @@ from executors.llm.step.launched.inputs import BufferRing
 from executors.llm.step.launched.pending_step import PendingDeviceStep
 from executors.llm.step.launched.queueing import RING, QueuedStep, StepQueue
 
+_PAUSE_S = 0.002
+"""Longest wait of a poll for masks, in seconds: a caller that polls may sleep for as long as steps usually take."""
 _SHORT_S = 0.05
 """Seconds in which masks are polled for. They take longer where a grammar is compiled anew: then the host waits for them at once,
 so that this does not count as time in which the device computes."""
@@ -142,8 +145,10 @@ class LateSampler:
             self.start()
             if self._masks is None:
                 raise self._error or AssertionError("masks are not started")
-            if not wait and not self._masks.done() and time.monotonic() - self._began < _SHORT_S:
-                return False
+            if not wait and time.monotonic() - self._began < _SHORT_S:
+                futures.wait((self._masks,), _PAUSE_S)
+                if not self._masks.done():
+                    return False
             self.outputs = {self._places[row]: output for row, output in self._masks.result().items()}
         except Exception as error:
             self._fail(error)

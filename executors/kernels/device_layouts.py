@@ -194,12 +194,12 @@ def high_in_words(high: torch.Tensor, bits: int) -> torch.Tensor:
     int32 [rows, columns / 32], column i's in bit i; or [rows, columns / 16], column i's in bits 2i and 2i + 1."""
     words = torch.arange(4, dtype=torch.int32, device=high.device)
     halves = high.view(len(high), -1, bits - 4, 1)
-    found = torch.zeros(len(high), halves.shape[1], 4, dtype=torch.int32, device=high.device)
+    packed = torch.zeros(len(high), halves.shape[1], 4, dtype=torch.int32, device=high.device)
     each = bits - 4
     for n in range(8):
         source, place = (halves[:, :, 0], 4 * n) if each == 1 else (halves[:, :, n // 4], 4 * (n % 4))
-        found |= (source >> (place + words) * each & (1 << each) - 1) << n * each
-    return found.view(len(high), -1)
+        packed |= (source >> (place + words) * each & (1 << each) - 1) << n * each
+    return packed.view(len(high), -1)
 
 
 def table_of(layout: DeviceLayout, device: torch.device) -> torch.Tensor | None:

@@ -142,7 +142,7 @@ CASES: dict[str, Case] = {
     "a failed step without a mark": (
         a_failed_step_is_not_marked,
         test_device_flight.test_a_step_that_fails_half_way_marks_its_buffer,
-        {"where": "run"},
+        {"where": "forward"},
     ),
     "a failed third step without a mark": (
         a_failed_step_is_not_marked,

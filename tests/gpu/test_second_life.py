@@ -31,7 +31,6 @@ from executors.llm.kernel_support.passed_checks import PassedChecks, conditions,
 from executors.llm.runtime import ExecutorRuntime
 from executors.llm.sampling import triton_sampler
 from executors.llm.step.launched.captures import StepCaptures
-from executors.llm.step.launched.graphs import AT_START
 from executors.process.client import RemoteExecutor
 from tests.executors.checkpoints import QWEN3, write_checkpoint
 from tests.executors.llm.driver import Driver, config, start

@@ -128,6 +128,51 @@ def _add(
     tl.store(place, total.to(out.dtype.element_ty), mask=there)
 
 
+@triton.jit
+def _sum(partial, place, row, rows, PARTS: tl.constexpr, ROWS: tl.constexpr, TILE_N: tl.constexpr):
+    """float32 [TILE_N, ROWS]: the sum of a tile's parts, which other programs wrote: past the first cache, which is a
+    multiprocessor's own."""
+    total = tl.zeros((TILE_N, ROWS), tl.float32)
+    for number in tl.static_range(PARTS):
+        total += tl.load(
+            partial + number * (ROWS * TILE_N) + place,
+            mask=row[None, :] < rows,
+            other=0.0,
+            cache_modifier=".cg",
+        )
+    return total
+
+
+@triton.jit
+def _load_factors(factors, extra_factors, output, start, COLUMNS: tl.constexpr, EXTRA: tl.constexpr):
+    """Factors [TILE_N] of the scales and extras around column `start`, or the last ones."""
+    at = output * (COLUMNS // 256) + tl.minimum(start // 256, COLUMNS // 256 - 1)
+    factor = tl.load(factors + at)
+    extra_factor = tl.load(extra_factors + at) if EXTRA == 1 else factor
+    return factor, extra_factor
+
+
+@triton.jit
+def _load_tile(
+    word_at, scale_at, extra_at, high_at, start, COLUMNS: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr,
+    GROUPS: tl.constexpr, EXTRA: tl.constexpr, BITS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Words [TILE_N, WORDS], scales and extras [TILE_N, GROUPS] and high bits, int32 [TILE_N, WORDS], of the columns from `start`
+    on. What a layout has not is another of them. WHOLE: all of them are there."""
+    if WHOLE:
+        word, scale = tl.load(word_at + start // 8), tl.load(scale_at + start // SPAN)
+        extra = tl.load(extra_at + start // SPAN) if EXTRA else scale
+        above = tl.load(high_at + start // 8).to(tl.int32) if BITS > 4 else word
+    else:
+        is_word = (start // 8 + tl.arange(0, WORDS) < COLUMNS // 8)[None, :]
+        is_group = (start // SPAN + tl.arange(0, GROUPS) < COLUMNS // SPAN)[None, :]
+        word = tl.load(word_at + start // 8, mask=is_word, other=0)
+        scale = tl.load(scale_at + start // SPAN, mask=is_group, other=0)
+        extra = tl.load(extra_at + start // SPAN, mask=is_group, other=0) if EXTRA else scale
+        above = tl.load(high_at + start // 8, mask=is_word, other=0).to(tl.int32) if BITS > 4 else word
+    return word, scale, extra, above
+
+
 @triton.jit(do_not_specialize=["rows"])  # one kernel for any number of them
 def _stored_tile_kernel(
     x, codes, high, scales, factors, extras, extra_factors, bias, out, partial, arrived, rows,
@@ -155,50 +200,26 @@ def _stored_tile_kernel(
     word_at = codes + output[:, None] * (COLUMNS // 8) + inner[None, :]
     scale_at = scales + output[:, None] * PER_ROW + group[None, :]
     x_at = x + row[None, :] * COLUMNS + column[:, None]
-    if EXTRA:
-        extra_at = extras + output[:, None] * PER_ROW + group[None, :]
-    if BITS > 4:
-        high_at = high + output[:, None] * (COLUMNS // 8) + inner[None, :]
+    extra_at = extras + output[:, None] * PER_ROW + group[None, :] if EXTRA else scale_at
+    high_at = high + output[:, None] * (COLUMNS // 8) + inner[None, :] if BITS > 4 else word_at
     total = tl.zeros((TILE_N, ROWS), tl.float32)
     begin = part * STEPS
     if NESTED:
         # Loaded a step before they are needed: a number for each row is not copied past the registers.
-        nest = tl.minimum(begin * TILE_K // 256, COLUMNS // 256 - 1)
-        factor = tl.load(factors + output * (COLUMNS // 256) + nest)
-        if EXTRA == 1:
-            extra_factor = tl.load(extra_factors + output * (COLUMNS // 256) + nest)
+        factor, extra_factor = _load_factors(factors, extra_factors, output, begin * TILE_K, COLUMNS, EXTRA)
     for step in range(STEPS):
         start = (begin + step) * TILE_K
-        if whole:
-            is_row = row[None, :] < rows
-            word = tl.load(word_at + start // 8)
-            scale = tl.load(scale_at + start // SPAN)
-            if EXTRA:
-                extra = tl.load(extra_at + start // SPAN)
-            if BITS > 4:
-                above = tl.load(high_at + start // 8).to(tl.int32)
-        else:
-            # Columns beyond the last count nothing: x is 0 there, and a weight some number.
-            is_row = (row[None, :] < rows) & (start + column < COLUMNS)[:, None]
-            is_word = (start // 8 + inner < COLUMNS // 8)[None, :]
-            is_group = (start // SPAN + group < PER_ROW)[None, :]
-            word = tl.load(word_at + start // 8, mask=is_word, other=0)
-            scale = tl.load(scale_at + start // SPAN, mask=is_group, other=0)
-            if EXTRA:
-                extra = tl.load(extra_at + start // SPAN, mask=is_group, other=0)
-            if BITS > 4:
-                above = tl.load(high_at + start // 8, mask=is_word, other=0).to(tl.int32)
-        if not EXTRA:
-            extra = scale
-        if BITS == 4:
-            above = word
+        # Columns beyond the last count nothing: x is 0 there, and a weight some number.
+        is_row = row[None, :] < rows if whole else (row[None, :] < rows) & (start + column < COLUMNS)[:, None]
+        word, scale, extra, above = _load_tile(
+            word_at, scale_at, extra_at, high_at, start, COLUMNS, SPAN, WORDS, GROUPS, EXTRA, BITS, whole
+        )
         if NESTED:
             times = factor.to(tl.float32)[:, None]
             extra_times = extra_factor.to(tl.float32)[:, None] if EXTRA == 1 else times
-            nest = tl.minimum((start + TILE_K) // 256, COLUMNS // 256 - 1)
-            factor = tl.load(factors + output * (COLUMNS // 256) + nest)
-            if EXTRA == 1:
-                extra_factor = tl.load(extra_factors + output * (COLUMNS // 256) + nest)
+            factor, extra_factor = _load_factors(
+                factors, extra_factors, output, start + TILE_K, COLUMNS, EXTRA
+            )
         if HALVED:
             s, e = _pair(scale, EXTRA == 0), _pair(extra, EXTRA == 0)
             f12, a12, f16, a16 = _scaled(
@@ -230,12 +251,7 @@ def _stored_tile_kernel(
         tl.debug_barrier()
         if tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu") == PARTS - 1:
             tl.store(arrived + tile, 0)  # for the next product
-            total = tl.zeros((TILE_N, ROWS), tl.float32)
-            for number in tl.static_range(PARTS):
-                # Others wrote these: past the first cache, which is a multiprocessor's own.
-                total += tl.load(
-                    of_tile + number * (ROWS * TILE_N) + place, mask=row[None, :] < rows, other=0.0, cache_modifier=".cg"
-                )  # fmt: skip
+            total = _sum(of_tile, place, row, rows, PARTS, ROWS, TILE_N)
             _add(total, at, row, bias, out, rows, OUTPUTS, OUT_STRIDE, BIAS)
 
 

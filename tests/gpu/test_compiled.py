@@ -13,7 +13,7 @@ import pytest
 
 from executors.kernels.triton.tuning import HALF, HEADS, choose
 
-pytestmark = [pytest.mark.long(full=True), pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.long(full=True), pytest.mark.timeout(900)]
 
 SHARED_LIMIT = 227 * 1024
 """Bytes that a program may have."""

@@ -213,6 +213,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.interpreted
 @pytest.mark.long(extended=True)
+@pytest.mark.timeout(180)  # interpreted kernels of many sizes: a minute on a CPU of 2017
 @pytest.mark.parametrize(
     ("kind", "graphs", "asked"),
     [

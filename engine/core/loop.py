@@ -22,7 +22,7 @@ from engine.core.recovery import Recovery, RecoveryPlan
 from engine.core.restart import Restart
 from engine.core.scheduler import Scheduler
 from engine.core.spare_memory import SpareMemory
-from engine.core.steps import StepQueue
+from engine.core.steps import WITH_GRAMMARS, StepQueue
 from engine.errors import EngineError, ExecutorFailed
 from engine.kv.adoption import NewLife
 from engine.mailbox import Outlet
@@ -90,7 +90,7 @@ class EngineLoop:
                 batch = self._next_batch() if self.steps.room and goes_on else None
                 self._tell_executor()
                 if batch is not None:
-                    self.steps.submit(batch)
+                    self.steps.submit(batch, self._has_grammar(batch))
                     self.observer.step_submitted(batch)
                 self.delivery.release()
                 if batch is not None:
@@ -117,6 +117,12 @@ class EngineLoop:
             share.work(bool(scheduler.running or scheduler.waiting))
             scheduler.most_tokens = share.most_tokens()
         return scheduler.schedule()
+
+    def _has_grammar(self, batch: UnifiedBatch) -> bool:
+        """Whether a sequence of a step follows a grammar. It matters where more than two steps may be out."""
+        if self.steps.depth.most <= WITH_GRAMMARS:
+            return False
+        return any(seq.request.grammar is not None for seq in self.scheduler.sequences.by_step[batch.step_id])
 
     def _leave_cores(self) -> None:
         """Do not count as an engine with work, until `_next_batch` looks again."""

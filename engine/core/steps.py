@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from executors.contract import ExecutorError, ModelExecutor, UnifiedBatch, Unifi
 
 SHORT_STEP_S = 1.5e-3
 """Decode steps that take less, in seconds, may end before the host has answered the step before them."""
+WITH_GRAMMARS = 2
+"""Most steps in flight while one of them follows a grammar. Its sampler may be held until the token before it is known, and the
+launch of a third step would wait for that within the executor, where nothing else is answered meanwhile."""
 _SHARE = 0.125
 """Share of the latest step in the estimate of what a decode step takes."""
 
@@ -38,6 +42,8 @@ class PendingStep:
     result: asyncio.Task[UnifiedOutput]
     began: float
     """When it was submitted, or when the step before it was done, if that came later."""
+    has_grammar: bool = False
+    """Whether a sequence of it follows a grammar."""
     ended: float = 0.0
     """When it had landed; 0 before."""
 
@@ -55,6 +61,8 @@ class StepQueue:
         self.depth = StepDepth(1, 1)
         self._decode_s = 2 * SHORT_STEP_S
         """Usual time of a step of decodes only, in seconds, estimated from the last ones."""
+        self._before_s = math.inf
+        """Time of the latest of them."""
         self._executor = executor
         self._inbox = inbox
         self._clock = clock
@@ -67,14 +75,17 @@ class StepQueue:
     def room(self) -> bool:
         """One more may be submitted."""
         out = len(self.out)
+        if out >= WITH_GRAMMARS and any(step.has_grammar for step in self.out):
+            return False
         if out < self.depth.of_long_steps or out >= self.depth.most:
             return out < self.depth.most
         return self._decode_s < SHORT_STEP_S and all(step.decodes_only for step in self.out)
 
-    def submit(self, batch: UnifiedBatch) -> None:
-        """Submit a step. It is sent in the next turn of the event loop, before tasks that are woken after this call run."""
+    def submit(self, batch: UnifiedBatch, has_grammar: bool = False) -> None:
+        """Submit a step; `has_grammar`: see `PendingStep`. It is sent in the next turn of the event loop, before tasks that are
+        woken after this call run."""
         step = asyncio.create_task(self._computed(batch), name=f"step {batch.step_id}")
-        self.out.append(PendingStep(batch, step, self._clock()))
+        self.out.append(PendingStep(batch, step, self._clock(), has_grammar))
 
     async def _computed(self, batch: UnifiedBatch) -> UnifiedOutput:
         """Return the step's result. Raises ExecutorError for an answer that does not fit the step: it would break what the
@@ -103,8 +114,10 @@ class StepQueue:
             self.out[0].began = now
         seconds = now - step.began
         if step.decodes_only:
+            # Where the device waits for the host, with two steps out, results come in pairs: a step, and a step and the wait.
+            shorter, self._before_s = min(seconds, self._before_s), seconds
             # One that waited for a capture, say, must not count for many.
-            self._decode_s += _SHARE * (min(seconds, 2 * SHORT_STEP_S) - self._decode_s)
+            self._decode_s += _SHARE * (min(shorter, 2 * SHORT_STEP_S) - self._decode_s)
         return seconds
 
     def interrupt(self) -> None:

@@ -11,7 +11,8 @@ import pytest
 from engine.config import EngineConfig
 from engine.core.assembly import step_depth
 from engine.core.engine import EngineCore
-from engine.core.steps import SHORT_STEP_S, StepDepth
+from engine.core.inbox import Inbox
+from engine.core.steps import SHORT_STEP_S, PendingStep, StepDepth, StepQueue
 from engine.mailbox import Mailbox
 from executors.contract import ModelExecutor, UnifiedBatch, UnifiedOutput
 from executors.process.inline import InlineExecutor
@@ -51,7 +52,9 @@ class Paced:
         self.depths.append((self.out, decodes))
         before, mine = self._last, asyncio.get_running_loop().create_future()
         self._last = mine
-        output = await self._computes(batch)
+        # The fake knows no grammars; what counts here is that the engine does.
+        starts = tuple(replace(start, grammar=None) for start in batch.starts)
+        output = await self._computes(replace(batch, starts=starts))
         if before is not None:
             await before
         for _ in range(20):  # turns of the loop, in which the engine submits what it may
@@ -115,6 +118,59 @@ async def test_a_number_that_is_set_counts_whatever_steps_take(most: int) -> Non
     paced = Paced(LONG)
     assert await served(paced, max_in_flight=most) == EXPECTED
     assert max(depth for depth, _ in paced.depths) == most
+
+
+@pytest.mark.parametrize("most", [None, 3])
+async def test_beside_a_grammar_two_steps_are_out(most: int | None) -> None:
+    """The launch of a third one would wait within the executor for the token of the first."""
+    paced = Paced(SHORT)
+    plain, shaped = Mailbox(), Mailbox()
+    async with harness.engine(paced.executor, clock=paced.clock, max_in_flight=most) as core:
+        core.submit(request([1], 240), plain)
+        reading = asyncio.create_task(read(plain))
+        while len(paced.depths) < 60:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        begun = len(paced.depths)
+        core.submit(replace(request([2], 40), grammar="root ::= any"), shaped)
+        await read(shaped)
+        ended = len(paced.depths)
+        await reading
+    depths = [depth for depth, _ in paced.depths]
+    assert depths[50:begun] == [3] * (begun - 50)
+    assert max(depths[begun + 3 : ended - 3]) == 2
+    assert depths[ended + 20 : ended + 40] == [3] * 20
+
+
+@pytest.mark.parametrize(
+    ("gaps", "three"),
+    [
+        (
+            (SHORT, 4 * SHORT),
+            True,
+        ),  # a device that waits for its host: short steps, and a wait behind each second one
+        ((SHORT, SHORT), True),
+        ((LONG, SHORT, LONG, LONG), False),
+        ((LONG, LONG), False),
+    ],
+)
+async def test_a_wait_for_the_host_is_no_part_of_a_step(gaps: tuple[float, ...], three: bool) -> None:
+    now = 0.0
+    queue = StepQueue(fake(), Inbox(), lambda: now)
+    queue.depth = StepDepth(3, 2)
+    for number in range(80):
+        began, now = now, now + gaps[number % len(gaps)]
+        queue.seconds(PendingStep(OneDecode(), None, began))  # type: ignore[arg-type]
+    queue.out.extend(PendingStep(OneDecode(), None, now) for _ in range(2))  # type: ignore[arg-type, misc]
+    assert queue.room is three
+
+
+class OneDecode:
+    """What a queue asks of a step of one token of one sequence."""
+
+    token_ids = (1,)
+
+    def __len__(self) -> int:
+        return 1
 
 
 async def test_on_a_cpu_each_step_waits_for_the_one_before() -> None:

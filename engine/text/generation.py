@@ -133,6 +133,11 @@ class Generation:
 
     def __init__(self, core: TextCore, tokenizer: Tokenizer, request: TextRequest) -> None:
         self.request = request
+        self._num_prompt_tokens = sum(map(len, request.prompts))
+        self._num_tokens = 0
+        """Tokens of all deltas so far."""
+        self._num_cached_tokens = 0
+        """Of all prompts."""
         self.seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
         self._core = core
         self._tokenizer = tokenizer
@@ -184,11 +189,7 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Token counts of the deltas so far."""
-        return Usage(
-            prompt_tokens=sum(map(len, self.request.prompts)),
-            completion_tokens=sum(choice.num_tokens for choice in self._choices.values()),
-            cached_tokens=sum(self._cached.values()),
-        )
+        return Usage(self._num_prompt_tokens, self._num_tokens, self._num_cached_tokens)
 
     def _submit(self) -> None:
         """Queue all choices or none: an error aborts those queued before it."""
@@ -314,6 +315,7 @@ class Generation:
             try:
                 token_id = delta.tokens[0].token_id
                 text = choice.push_plain(token_id)
+                self._num_tokens += 1
                 if take(text):
                     return True
                 self._last = TextDelta(index, text, (token_id,))
@@ -353,12 +355,14 @@ class Generation:
     def _note_cached(self, index: int, delta: TokenDelta) -> None:
         """Count tokens found in the cache. The first choice of a prompt looks it up; the others begin with its KV."""
         if not index % self.request.n:
+            self._num_cached_tokens += delta.num_cached_tokens - self._cached.get(index, 0)
             self._cached[index] = delta.num_cached_tokens
 
     def _advance(self, index: int, delta: TokenDelta) -> TextDelta:
         choice = self._choices[index]
         failed = delta.finish_reason is FinishReason.ERROR  # behind its tokens
         text = choice.push(replace(delta, finish_reason=None) if failed else delta)
+        self._num_tokens += len(text.token_ids)
         self._note_cached(index, delta)
         if choice.finished:
             seq_id = self._seq_ids.pop(index)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 
@@ -19,21 +18,18 @@ class DirectWriter:
     before. One writer: the event loop.
     """
 
-    __slots__ = ("_buffer", "_connection", "_sending", "_time")
+    __slots__ = ("_buffer", "_connection", "_sending")
 
     def __init__(self) -> None:
         self._connection: RequestResponseCycle | None = None
         self._sending: Sending | None = None
         self._buffer = b""
         """Chunks that `flush` writes, before the turn of the event loop ends."""
-        self._time = time.monotonic
 
     def open(self, connection: RequestResponseCycle, sending: Sending) -> None:
         """Write to this connection, until `close`; `sending` is told of each chunk. The stream has not ended."""
         self._connection = connection
         self._sending = sending
-        # The same clock, which the loop reads once a turn; signs of life are counted in seconds.
-        self._time = asyncio.get_running_loop().time
 
     def close(self) -> None:
         """Write nothing more."""
@@ -77,7 +73,7 @@ class DirectWriter:
             assert connection is not None and sending is not None
             self._buffer = b""
             connection.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-            sending.at = self._time()
+            sending.at = time.monotonic()
 
     def text_writer(self, encode: Callable[[str], bytes]) -> Callable[[str], bool]:
         """Function that holds the chunk which `encode` makes of a text, unless that is empty. It returns False, and has made

@@ -65,8 +65,8 @@ _log = logging.getLogger(__name__)
 A = TypeVar("A", bound=m.Answer)
 
 
-_DOUBTFUL = ("device", "load")
-"""Causes of death after which the next life checks its device again."""
+_DOUBTFUL = ("device", "hang", "load")
+"""Causes of death after which the next life checks its device again: a kernel may be what did not end."""
 
 
 def _chosen_seqs(config: ExecutorConfig, most: int) -> int:

@@ -333,10 +333,10 @@ def test_others_are_computed_as_they_were(fields: dict[str, Any], dtype: torch.d
     assert isinstance(made._fused, TritonForward) and made._fused.few is None
 
 
-def narrowed(fields: dict[str, Any], dtype: torch.dtype) -> Decoder:
-    """With all linear layers in e4m3."""
+def narrowed(fields: dict[str, Any], dtype: torch.dtype, first: int = 0) -> Decoder:
+    """With all linear layers in e4m3, from layer `first` on."""
     made = filled(fields, dtype)
-    for layer in made.layers:
+    for layer in made.layers[first:]:
         for linear in layer.linears:
             assert linear.weight is not None
             wide = linear.weight.float()
@@ -358,12 +358,12 @@ def wide_narrow_tiles() -> Iterator[None]:
 
 @pytest.mark.long(every=2)
 @pytest.mark.usefixtures("wide_narrow_tiles")
-@pytest.mark.parametrize("family", ["qwen3", "granite"])
+@pytest.mark.parametrize(("family", "first"), [("qwen3", 0), ("granite", 0), ("qwen3", 1)])
 def test_weights_in_e4m3_of_four_tokens_are_computed_here(
-    family: str, monkeypatch: pytest.MonkeyPatch
+    family: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a kernel that does not know their scales is named."""
-    made = narrowed(FAMILIES[family], torch.float32)
+    """And a kernel that does not know their scales is named, also where the first layer has none."""
+    made = narrowed(FAMILIES[family], torch.float32, first)
     assert few_rows.why_not(made) is None
     few = FewRows(made)
     assert [few.takes(tokens) for tokens in (0, 1, 4, 5)] == [False, True, True, False]
@@ -372,7 +372,8 @@ def test_weights_in_e4m3_of_four_tokens_are_computed_here(
         real = getattr(few_rows, name)
 
         def wrong(*given: Any, real: Callable[..., Any] = real, **named: Any) -> Any:
-            return real(*given, **{**named, "scales": torch.ones_like(named["scales"])})
+            scales = named.get("scales")
+            return real(*given, **(named | ({} if scales is None else {"scales": torch.ones_like(scales)})))
 
         with monkeypatch.context() as patched:
             patched.setattr(few_rows, name, wrong)

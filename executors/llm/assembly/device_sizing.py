@@ -38,8 +38,8 @@ PROFILE_TOKENS = 1024
 """Size of the KV of the profile run, in tokens. Sequences share its blocks, so what they read and write is meaningless."""
 ATTEMPTS = 5
 GRAPH_BYTES = 16 << 20
-"""Memory of each captured graph in bytes: its nodes and the driver's data for some hundreds of kernels. An estimate, not yet
-compared with a device's figures."""
+"""Memory of a shape's two captured graphs in bytes: their nodes and the driver's data for some hundreds of kernels. An estimate,
+not yet compared with a device's figures."""
 SHARE_OF_EARLIER_SIZE = 0.9
 """Largest share of a pool that did not fit that the next attempt may use."""
 PAUSE = 0.5

@@ -244,6 +244,7 @@ def _copies(place: torch.device) -> contextlib.AbstractContextManager[DeviceCopi
         try:
             return DeviceCopies(device)
         except RuntimeError as error:
+            device.free_host_memory()  # the buffers that there were
             _log.warning("weights are copied one by one: there is no pinned memory: %s", error)
     return contextlib.nullcontext()
 

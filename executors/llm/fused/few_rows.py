@@ -66,8 +66,10 @@ class FewRows:
         hidden = config.hidden_size
         shapes = [(hidden, config.q_size), (hidden, config.intermediate_size)]
         self._workspace = FewRowsWorkspace(shapes, decoder.device)
-        any_narrow = any(narrow(linear) for layer in decoder.layers for linear in layer.linears)
-        self.most = MOST_NARROW_ROWS if any_narrow else MOST_ROWS
+        kinds = {tuple(map(narrow, layer.linears)): layer for layer in reversed(decoder.layers)}
+        self.kinds = tuple(kinds.values())
+        """The first layer, and the first of each kind that has e4m3 in other places."""
+        self.most = MOST_NARROW_ROWS if any(map(any, kinds)) else MOST_ROWS
         """Largest number of tokens."""
 
     def takes(self, tokens: int) -> bool:

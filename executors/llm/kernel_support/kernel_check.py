@@ -298,17 +298,21 @@ def _gated(decoder: Decoder, inner: int) -> float:
 
 
 def few_rows_fault(decoder: Decoder, few: FewRows) -> str | None:
-    """Check the products with norm, activation and residual, with the weights of the first layer; other layers are alike.
-    Both kernels of a sublayer are checked in turn, each with few rows and with the maximum."""
-    limit = LIMITS[decoder.dtype]
-    layer, counts = decoder.layers[0], [min(rows, few.most) for rows in _FEW]
+    """Check the products with norm, activation and residual, with the weights of the first layer, and of the first of those whose
+    linear layers have e4m3 elsewhere; other layers are alike. Both kernels of a sublayer are checked in turn, each with few rows
+    and with the maximum."""
+    limit, counts = LIMITS[decoder.dtype], [min(rows, few.most) for rows in _FEW]
+
+    def worst(compare: Callable[[Decoder, Layer, FewRows, int], float]) -> Callable[[], float]:
+        return lambda: max(compare(decoder, layer, few, rows) for layer in few.kinds for rows in counts)
+
     return first_fault(
         {
-            "few_rows before attention": (lambda: max(_few_qkv(decoder, layer, few, rows) for rows in counts), limit),
-            "few_rows behind attention": (lambda: max(_few_o(decoder, layer, few, rows) for rows in counts), limit),
-            "few_rows of the MLP": (lambda: max(_few_mlp(decoder, layer, few, rows) for rows in counts), limit),
+            "few_rows before attention": (worst(_few_qkv), limit),
+            "few_rows behind attention": (worst(_few_o), limit),
+            "few_rows of the MLP": (worst(_few_mlp), limit),
         }
-    )  # fmt: skip
+    )
 
 
 def _few_qkv(decoder: Decoder, layer: Layer, few: FewRows, rows: int) -> float:

@@ -57,7 +57,9 @@ class GrammarRows:
         self.has[slot] = False
 
     def clear(self) -> None:
-        """All sequences are released."""
+        """All sequences are released, and no step is in flight."""
+        self.settle()
+        self._unrecorded.clear()
         self.has[:] = False
 
     def items(self, slots: np.ndarray, sampled: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -164,6 +166,7 @@ class LateSampler:
 
     def _fail(self, error: Exception) -> None:
         """Give up a sampler that is not queued."""
+        self._before = ()  # they know this one
         if self._error is None:
             self._error = error
             self._queue.abandon(self._queued)

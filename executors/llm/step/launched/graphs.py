@@ -4,7 +4,7 @@
     mixed   16, 32, 64, ... 512, 640, ... 2048  chunks and decode steps; the last token is always padding
 
 A step has two graphs, replayed one after the other: its forward's, and its sampler's. All shapes with as many samples share a
-sampler's graph, so there are few more graphs than shapes.
+sampler's graph: 47 shapes of 256 sequences have 82 graphs.
 
 With LoRA adapters some of these shapes exist a second time, for steps in which a row has an adapter: see `adapted_shapes`.
 Padding is computed: up to 512 tokens that costs less than the calls of a step without a graph, which take the host 3.5 to 4

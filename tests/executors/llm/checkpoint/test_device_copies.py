@@ -206,12 +206,18 @@ def test_nothing_changes_where_tensors_lie_in_the_machines_memory() -> None:
 def test_without_pinned_memory_weights_are_copied_one_by_one(
     path: Path, device: LateDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(num_bytes: int) -> torch.Tensor:
-        raise RuntimeError("CUDA error: out of memory")
+    """What there was before it is given back."""
+    expected, real, taken, freed = loaded(path, device), device.host_memory, [], []
 
-    expected = loaded(path, device)
+    def refuse(num_bytes: int) -> torch.Tensor:
+        if len(taken) == 3:
+            raise RuntimeError("CUDA error: out of memory")
+        taken.append(num_bytes)
+        return real(num_bytes)
+
     monkeypatch.setattr(device, "host_memory", refuse)
-    assert loaded(path, device) == expected
+    monkeypatch.setattr(device, "free_host_memory", lambda: freed.append(len(taken)))
+    assert loaded(path, device) == expected and freed == [3]
     assert (
         "weights are copied one by one: there is no pinned memory: CUDA error: out of memory" in caplog.text
     )

@@ -62,13 +62,12 @@ class Delivery:
         in_step: dict[float, int] = {}
         """Sequences that gained one token, by the time of the one before: those that run in the same steps share it."""
         for seq, delta in deltas:
-            count, previous = len(delta.tokens), seq.last_token_time
-            if count == 1 and delta.finish_reason is None and previous is not None and not seq.paused:
-                seq.last_token_time = now  # nearly all, without the calls
-                in_step[previous] = in_step.get(previous, 0) + 1
+            count = len(delta.tokens)
+            previous = seq.stamp_tokens(now) if count else None
+            if count == 1 and previous is not None and delta.finish_reason is None and not seq.paused:
+                in_step[previous] = in_step.get(previous, 0) + 1  # nearly all
                 continue
             if count:
-                previous = seq.stamp_tokens(now)
                 if previous is None:
                     self._observer.output_started(seq, count, now)
                 else:

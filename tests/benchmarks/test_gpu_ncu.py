@@ -212,9 +212,9 @@ def test_what_a_turnaround_has_to_be() -> None:
 
 
 def test_the_device_is_hidden_and_every_size_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def measure(rows: int, *rest: Any) -> dict[str, float]:
+    async def measure(rows: int, *rest: Any) -> dict[int, dict[str, float]]:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-        return {"median": float(rows), "late": 0.0, "steps": 0.0 if rows == 256 else 170.0}
+        return {2: {"median": float(rows), "late": 0.0, "steps": 0.0 if rows == 256 else 170.0}}
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(turnaround, "measure", measure)

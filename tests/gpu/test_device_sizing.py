@@ -73,8 +73,8 @@ async def test_a_launch_that_finds_no_memory_is_tried_again(
     await executor.warmup()
     await executor.begin_epoch(1)
     program, emptied = executor.launched.program, memory.emptied
-    once = Once(program.run, 1)
-    monkeypatch.setattr(program, "run", once)
+    once = Once(program.forward, 1)
+    monkeypatch.setattr(program, "forward", once)
     driver, plain = Driver(executor), Driver(await start(path))
     long = list(range(1, 14))
     assert await driver.generate([driver.add(long, DRAWN)], 1) == await plain.generate(

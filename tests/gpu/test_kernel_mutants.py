@@ -115,7 +115,7 @@ MUTANTS: dict[str, tuple[ModuleType, str, str, Callable[[], None]]] = {
     "stored: added up before all have come": (stored_tiles, "== PARTS - 1:", "== PARTS - 2:", stored_parts),
     "stored: counted without order": (stored_tiles, ORDER, 'sem="relaxed", scope="gpu"', stored_parts),
     "stored: the factor of the block before": (
-        stored_tiles, "nest = tl.minimum((start + TILE_K) // 256", "nest = tl.minimum(start // 256", stored_whole,
+        stored_tiles, "start + TILE_K, COLUMNS, EXTRA", "start, COLUMNS, EXTRA", stored_whole,
     ),
     "stored: tiles beyond the last": (
         stored_tiles, "COLUMNS == PARTS * STEPS * TILE_K", "COLUMNS % TILE_K == 0", stored_parts,

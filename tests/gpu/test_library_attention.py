@@ -152,7 +152,7 @@ if DEVICE.type == "cpu":  # with a GPU kernels are not interpreted, and the fake
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """By graphs, and one by one where there is none; two steps out."""
-        monkeypatch.setattr(executors.llm.assembly.parts, "fuse", lambda attention, model: None)
+        monkeypatch.setattr(executors.llm.assembly.parts, "fuse", lambda attention, model, checks: None)
         monkeypatch.setattr("executors.llm.step.launched.graphs.MIXED_TOKENS", (16,))
         path = write_checkpoint(tmp_path / "model", {**SMALL, "num_hidden_layers": 1})
         settings = config(path, max_num_seqs=8)
@@ -170,4 +170,4 @@ if DEVICE.type == "cpu":  # with a GPU kernels are not interpreted, and the fake
         assert {seq: [token for token, _ in one] for seq, one in found.items()} == {
             seq: [token for token, _ in one] for seq, one in expected.items()
         }
-        assert 5 < device.replays < len(ops)
+        assert 5 < device.replays // 2 < len(ops)

@@ -30,11 +30,7 @@ _LIBRARIES = (
     "flash-attn-3",
     "flash-attn-4",
     "nvidia-cudnn-frontend",
-    *(
-        f"nvidia-{name}{cuda}"
-        for name in ("cublas", "cudnn", "cuda-runtime")
-        for cuda in ("", "-cu12", "-cu13")
-    ),
+    *(f"nvidia-{name}{version}" for name in ("cublas", "cudnn") for version in ("", "-cu12", "-cu13")),
 )
 """Distributions whose code computes on a device, or compiles for it. Some can be upgraded beneath a torch that stays."""
 

@@ -80,14 +80,9 @@ class DeviceProgram:
         if self.packed is not None:
             self.packed.reserve(pieces, self.runner.cache.of_group(0))
 
-    def run(self, step: DeviceStep, attend: Attend | None, blocks: int) -> None:
-        """Compute both phases of a step that is on the device; arguments as `forward`."""
-        self.forward(step, attend, blocks)
-        self.sample(step)
-
     def forward(self, step: DeviceStep, attend: Attend | None, blocks: int) -> None:
-        """Compute the logits of the sampled rows. `attend`: attention that is not packed; otherwise `blocks` is the number of
-        columns of the block tables to read."""
+        """Compute the logits of the sampled rows of a step that is on the device. `attend`: attention that is not packed;
+        otherwise `blocks` is the number of columns of the block tables to read."""
         shape = step.shape
         with self.runner.ranges("forward"):
             ids = self._token_ids(step)

@@ -370,7 +370,7 @@ def _sides(asked: argparse.Namespace) -> tuple[Side, Side]:
             return ours, servers.cohort("cohort-again", dtype=dtype)
         case "llamacpp":
             return ours, servers.llama()
-    return ours, servers.vllm()
+    return ours, servers.vllm(asked.peer_dtype)
 
 
 def _of_shape(shape: str) -> Subject:
@@ -395,6 +395,8 @@ def _report_name(asked: argparse.Namespace, subject: Subject) -> str:
     if asked.quantization:
         return f"peers-{asked.quantization}"
     name = {"vllm": "peers", "cohort": "peers-noise"}.get(asked.peer, f"peers-{asked.peer}")
+    if asked.peer_dtype != "bfloat16":
+        name += f"-beside-{asked.peer_dtype}"
     return f"{name}-{subject.name}" if asked.gguf else name
 
 

@@ -55,6 +55,12 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--shape", default=SHAPE, choices=SHAPES, help="the large model [%(default)s]")
     parser.add_argument("--peer", default="vllm", choices=PEERS)
     parser.add_argument(
+        "--peer-dtype",
+        default="bfloat16",
+        choices=("bfloat16", "float32"),
+        help="vLLM's; without AVX-512 its products of bfloat16 take hours [%(default)s]",
+    )
+    parser.add_argument(
         "--gguf",
         help="serve these, with commas, instead of the shape: "
         f"{', '.join(gguf_files.NAMES)}, or a file [beside GGUF peers: qwen3-0.6b-q4_k_m]",
@@ -79,6 +85,8 @@ def _complete(asked: argparse.Namespace) -> str | None:
     asked.gguf = [headline.HEADLINES[asked.peer].subject] if usual_files else listed(asked.gguf)
     if asked.gguf and (asked.quantization or asked.peer == "vllm"):
         return "--gguf: with --peer llamacpp, openvino, ik or cohort, and without --quantization"
+    if asked.peer_dtype != "bfloat16" and asked.peer != "vllm":
+        return "--peer-dtype: with --peer vllm"
     if asked.json is not None and len(asked.gguf) > 1:
         return "--json: with one file of --gguf, for each has a report"
     known = [name for name in compare.NAMES if not (asked.gguf and compare.COMPARED[name].small_model)]
@@ -94,6 +102,7 @@ def _complete(asked: argparse.Namespace) -> str | None:
     if unknown := sorted(set(asked.workloads) - set(known)):
         return f"no workload {', '.join(unknown)}; there are {', '.join(known)}"
     asked.for_headline = of is not None and not asked.quantization and not asked.no_headline
+    asked.for_headline &= asked.peer_dtype == "bfloat16"  # a headline compares two that compute the same
     if asked.repeat is None:
         asked.repeat = of.repeat if of is not None else 3
     if asked.rounds < 1 or asked.repeat < 1 or asked.spare < 0:

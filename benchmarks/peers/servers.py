@@ -71,8 +71,9 @@ def cohort(name: str = "cohort", *extra: str, dtype: str = "bfloat16") -> Side:
     return Side(name, command, "/ready")
 
 
-def vllm() -> Side:
+def vllm(dtype: str = "bfloat16") -> Side:
     """vLLM with all cores bound to computing: left alone it keeps one for its API server, and is about half as fast.
+    `dtype`: in which it computes.
 
     Raises subprocess.CalledProcessError where it cannot be installed.
     """
@@ -89,7 +90,7 @@ def vllm() -> Side:
     }
     command = [
         str(venv / "bin/vllm"), "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}",
-        "--served-model-name", MODEL_NAME, "--dtype", "bfloat16", "--max-model-len", "{context}",
+        "--served-model-name", MODEL_NAME, "--dtype", dtype, "--max-model-len", "{context}",
         "--max-num-seqs", "{seqs}",
     ]  # fmt: skip
     return Side("vllm", command, "/health", env)

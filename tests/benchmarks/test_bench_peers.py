@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import (
+    arguments,
     compare,
     gguf_files,
     install,
@@ -289,6 +290,18 @@ def test_both_cores_are_bound_and_an_installed_environment_is_used(
     assert side.env["LD_PRELOAD"] == str(site / "lib/libiomp5.so")
     argv = side.argv(Path("/models/m"), 1234)
     assert argv[:3] == [str(tmp_path / "bin/vllm"), "serve", "/models/m"] and "1234" in argv
+    of_dtype = servers.vllm("float32").argv(Path("/models/m"), 1234)
+    assert of_dtype == ["float32" if word == "bfloat16" else word for word in argv] != argv
+
+
+@pytest.mark.parametrize(
+    ("words", "for_headline"), [("", True), ("--no-headline", False), ("--peer-dtype float32", False)]
+)
+def test_a_headline_compares_two_of_one_dtype(
+    words: str, for_headline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["peers", *words.split()])
+    assert arguments.parse(None).for_headline is for_headline
 
 
 def test_metadata_under_the_name_that_vllm_looks_for(tmp_path: Path) -> None:
@@ -528,6 +541,7 @@ def test_the_same_file_on_both_sides_and_a_start_of_its_own_for_depth(
         ("--peer llamacpp --quantization int8", "--quantization compares"),
         ("--peer llamacpp --gguf smollm2,a.gguf --json out.json", "--json: with one file"),
         ("--peer llamacpp --workloads tiny", "no workload tiny"),
+        ("--peer llamacpp --peer-dtype float32", "--peer-dtype: with --peer vllm"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

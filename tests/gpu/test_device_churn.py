@@ -119,7 +119,6 @@ def noise_of_another_position(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = (
-    counts_that_are_not_reset,
     a_mask_that_is_stale,
     a_table_that_lacks_its_last_block,
     noise_of_another_position,
@@ -148,3 +147,10 @@ def test_results_for_a_sequence_that_is_gone_would_be_caught(monkeypatch: pytest
     turns_that_are_not_counted(monkeypatch)
     with pytest.raises(AssertionError):
         test_shaping.test_what_is_heard_of_a_sequence_that_is_gone_is_nobodys()
+
+
+def test_counts_of_the_sequence_before_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Churn alone rarely shows it: both sequences have to be of one length."""
+    counts_that_are_not_reset(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_shaping.test_a_sequence_takes_over_no_count_of_its_slot()

@@ -400,7 +400,6 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], tuple[int, tuple[SamplingPar
     the_first_row_for_all: (2, PLAIN),
     a_neighbours_token: (2, PLAIN),
     masks_that_do_not_travel: (2, PLAIN),
-    nothing_is_settled: (2, PLAIN),
     one_mask_for_long: (2, PLAIN),
     the_host_does_not_wait: (5, PLAIN * 2 + SHAPED + HOSTED),
 }
@@ -414,3 +413,10 @@ async def test_a_mutant_is_caught(
     mutate(monkeypatch)
     with pytest.raises((AssertionError, ExecutorError)):
         await same_tokens(path, seed, settings, 2, captures=False)
+
+
+async def test_a_sampler_that_is_not_settled_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In played steps it is a matter of time whether a sampler is held when the next step comes."""
+    nothing_is_settled(monkeypatch)
+    with pytest.raises(AssertionError):
+        await test_the_next_launch_queues_a_sampler_that_is_held(path)

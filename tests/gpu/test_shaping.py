@@ -350,6 +350,15 @@ def test_what_is_heard_of_a_sequence_that_is_gone_is_nobodys() -> None:
     assert found[0].tolist() == [-1.0 if token in (9, 4) else 0.0 for token in range(20)]
 
 
+def test_a_sequence_takes_over_no_count_of_its_slot() -> None:
+    """Its prompt is as long as the one before, so that the old count would fit."""
+    slots, params = Slots(1, 20), SamplingParams(repetition_penalty=2.0)
+    for prompt in ([3, 4], [5, 6]):
+        slots.slots.begin(start(0, prompt, params))
+        found = shaped(torch.ones(1, 20, device=DEVICE), slots.step([(0, 0, prompt)]))
+        assert found[0].tolist() == [0.5 if token in prompt else 1.0 for token in range(20)]
+
+
 def test_rows_are_as_many_as_there_is_memory_for() -> None:
     row = 4 * row_words(20)
     slots = Slots(5, 20, limit=2 * row + 7).slots

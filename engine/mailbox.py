@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 from engine.errors import ReaderTooSlow
-from engine.request import TokenDelta
+from engine.request import PLAIN_TOKENS, TokenDelta
 from engine.unread_tokens import PendingTokens, num_entries
 
 MAX_BYTES = 64 * 2**20
@@ -20,10 +21,19 @@ _AT_ONCE = 1024
 exists outside of any bound but this one."""
 
 
-Direct = Callable[[int, TokenDelta], bool]
-"""Type of a function that takes a delta of a key while its reader waits, and returns whether it did."""
-Flush = Callable[[], None]
-"""Type of a function that sends on what was made of deltas."""
+Flush = Callable[[float], None]
+"""Type of a function that sends on what was made of deltas; it is given `time.monotonic()`."""
+
+
+class Direct(Protocol):
+    """Handles deltas while their reader waits. Raises nothing."""
+
+    takers: dict[int, Callable[[int], None]]
+    """By key: functions that take a delta which is a token, without logprobs, and nothing else. Keys without one have it given to
+    `take`."""
+
+    def take(self, key: int, delta: TokenDelta) -> bool:
+        """Take a delta of a key; returns whether it did."""
 
 
 class Outlet(Protocol):
@@ -31,6 +41,9 @@ class Outlet(Protocol):
 
     def put(self, key: int, delta: TokenDelta) -> None:
         """Take a delta; never blocks."""
+
+    def put_token(self, key: int, token_id: int, num_cached_tokens: int) -> None:
+        """`put` of a delta that is a token, without logprobs, behind which the sequence goes on: nearly all are that."""
 
 
 class _Turn:
@@ -56,9 +69,10 @@ class _Turn:
                     flushes.append(flush)
             except Exception as error:
                 _report(error)
+        now = time.monotonic()
         for flush in flushes:
             try:
-                flush()
+                flush(now)
             except Exception as error:
                 _report(error)
 
@@ -93,6 +107,8 @@ class Mailbox:
         """What each key is to be given next; its end, if there is one, belongs behind the packed tokens."""
         self._packed: dict[int, PendingTokens] = {}
         """Tokens that come after those of `_deltas`, where there are any."""
+        self._tokens: list[tuple[int, int, int]] = []
+        """Key, id and `num_cached_tokens` of tokens that are about to be handed over, while `_deltas` is empty."""
         self._filled = asyncio.Event()
         self._direct: Direct | None = None
         """What the waiting reader has deltas handled by; None unless it waits and is not woken."""
@@ -107,35 +123,73 @@ class Mailbox:
         """Add a delta; never blocks."""
         if self._full:
             return
+        if self._tokens:
+            self._keep_tokens()
+        self._keep(key, delta)
+        if self._direct is None or self._turn is None or self._full:
+            self._filled.set()
+        elif not self._handing_over:
+            self._enlist(self._turn)
+
+    def put_token(self, key: int, token_id: int, num_cached_tokens: int) -> None:
+        """See `Outlet`."""
+        turn = self._turn
+        if self._direct is None or turn is None or self._deltas:
+            self.put(key, TokenDelta([PLAIN_TOKENS[token_id]], None, None, num_cached_tokens))
+            return
+        self._tokens.append((key, token_id, num_cached_tokens))
+        if not self._handing_over:
+            self._enlist(turn)
+
+    def _enlist(self, turn: _Turn) -> None:
+        """Have `hand_over` called in the next turn. Not here: the step that is about to be sent must not wait for what is made of
+        hundreds of deltas."""
+        self._handing_over = True
+        if not (mailboxes := turn.mailboxes):
+            asyncio.get_running_loop().call_soon(turn.run)
+        mailboxes.append(self)
+
+    def _keep_tokens(self) -> None:
+        """Keep tokens as deltas."""
+        tokens, self._tokens = self._tokens, []
+        for key, token_id, num_cached_tokens in tokens:
+            self._keep(key, TokenDelta([PLAIN_TOKENS[token_id]], None, None, num_cached_tokens))
+
+    def _keep(self, key: int, delta: TokenDelta) -> None:
         first = self._deltas.get(key)
         if first is None:
             self._deltas[key] = delta
         else:
             self._append(key, first, delta)
-        turn = self._turn
-        if self._direct is None or turn is None or self._full:
-            self._filled.set()
-        elif not self._handing_over:
-            # Not here: the step that is about to be sent must not wait for what is made of hundreds of deltas.
-            self._handing_over = True
-            if not (mailboxes := turn.mailboxes):
-                asyncio.get_running_loop().call_soon(turn.run)
-            mailboxes.append(self)
 
     def hand_over(self) -> Flush | None:
         """Give what is held to the waiting reader's `direct`, and wake the reader for the rest. Called in the turn after `put`.
         Returns what is to be called before the turn ends, if the reader has given something."""
         self._handing_over = False
-        deltas, direct, flush = self._deltas, self._direct, self._flush
-        if direct is not None and len(deltas) == 1 and not self._packed:  # the frequent case, without a loop
-            key, delta = deltas.popitem()
-            if not direct(key, delta):
-                self._deltas = {key: delta, **deltas}
-        else:
-            self._hand_over_each()
+        direct, flush, tokens = self._direct, self._flush, self._tokens
+        if tokens:
+            key, token_id, _ = tokens[0]
+            if direct is not None and len(tokens) == 1 and (take := direct.takers.get(key)) is not None:
+                tokens.clear()
+                take(token_id)
+                return flush  # nearly always
+            self._hand_over_tokens()
+        self._hand_over_each()
         if self._deltas:
             self.wake()
         return flush
+
+    def _hand_over_tokens(self) -> None:
+        """Hand over tokens, until the reader takes no more; the others are kept as deltas."""
+        tokens = self._tokens
+        taken = 0
+        for key, token_id, _ in tokens:
+            if self._direct is None or (take := self._direct.takers.get(key)) is None:
+                break
+            take(token_id)
+            taken += 1
+        del tokens[:taken]
+        self._keep_tokens()
 
     def _hand_over_each(self) -> None:
         """`hand_over` of any number of deltas, until the reader takes no more."""
@@ -143,7 +197,7 @@ class Mailbox:
         while deltas and self._direct is not None and not self._packed:
             key = next(iter(deltas))
             delta = deltas.pop(key)
-            if not self._direct(key, delta):
+            if not self._direct.take(key, delta):
                 self._deltas = {key: delta, **deltas}
                 break
 
@@ -168,7 +222,7 @@ class Mailbox:
         """Wait for deltas and take what there is, up to a bound; empty only after `wake`. Cancelling it loses none.
 
         While it waits, deltas go to `direct` first, in their order. The first one that `direct` does not take, and all behind it,
-        are taken here. `flush` is called once, in the same turn, behind those of all mailboxes. `direct` must not raise.
+        are taken here. `flush` is called once, in the same turn, behind the deltas of all mailboxes.
 
         Raises ReaderTooSlow once all that was held is taken, if there would have been more.
         """
@@ -180,6 +234,8 @@ class Mailbox:
                 await self._filled.wait()
             finally:
                 self._direct = self._flush = None
+        if self._tokens:
+            self._keep_tokens()
         if not self._deltas:
             if not self._full:
                 self._filled.clear()

@@ -130,6 +130,10 @@ class PlainTokens(dict[int, SampledToken]):
         return token
 
 
+PLAIN_TOKENS = PlainTokens()
+"""Of this process."""
+
+
 class Stage(enum.StrEnum):
     """What the engine is doing, for health answers."""
 

@@ -283,24 +283,27 @@ class Sequence:
             self.num_pending_tokens -= 1
         return True
 
-    def take_plain(self, token_id: int) -> bool:
-        """`receive` and `commit` of a token that ends nothing, is not the first and follows no failure: nearly all are that.
-        Returns False, and does nothing, for any other."""
-        request, output = self.request, self.output_token_ids
+    def take_plain(self, token_id: int, now: float) -> float | None:
+        """`receive`, `commit` and `stamp_tokens` of a token that ends nothing, is not the first and follows neither a failure nor
+        a preemption: nearly all are that. Returns when the token before it came; None, and does nothing, for any other."""
+        request, output, previous = self.request, self.output_token_ids, self.last_token_time
         if (
             self.status is not SequenceStatus.RUNNING
+            or previous is None
+            or self.paused
             or self.num_void_results
             or self.num_failed_steps
             or not output
             or len(output) + 1 >= request.max_tokens
             or token_id in request.stop_token_ids
         ):
-            return False
+            return None
         self.in_flight -= 1
         self.num_pending_tokens -= 1
         self.num_known_tokens += 1
         output.append(token_id)
-        return True
+        self.last_token_time = now
+        return previous
 
     def settle(self, num_computed: int) -> None:
         """Drafts are verified: the KV of the first `num_computed` tokens is valid, that of rejected drafts is not."""

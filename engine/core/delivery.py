@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from engine.core.gains import StepGains
 from engine.errors import EngineError
 from engine.observer import Observer
 from engine.request import FinishReason, TokenDelta
@@ -24,8 +25,8 @@ class Delivery:
         self._observer = observer
         self._clock = clock
         self._idle = asyncio.Event()
-        self._unsent: list[tuple[Sequence, TokenDelta]] = []
-        """Deltas that are counted but not yet in their mailboxes."""
+        self._unsent: list[StepGains] = []
+        """Tokens and deltas that are counted but not yet in their mailboxes."""
         self._calls = 0
         """Calls that will submit more requests."""
 
@@ -49,25 +50,21 @@ class Delivery:
             self._idle.clear()
             await self._idle.wait()
 
-    def publish(self, deltas: list[tuple[Sequence, TokenDelta]]) -> None:
-        """Put the output of a step into the mailboxes at once."""
-        self.hold(deltas)
+    def publish(self, seq: Sequence, delta: TokenDelta) -> None:
+        """Put a delta into its mailbox at once."""
+        self.hold(StepGains(self._clock(), deltas=[(seq, delta)]))
         self.release()
 
-    def hold(self, deltas: list[tuple[Sequence, TokenDelta]]) -> None:
-        """Count the output of a step and hold it until `release`, which must follow before the next await: a filled mailbox
-        wakes its reader, hundreds of readers take milliseconds, and the next step must not wait for them."""
-        now = self._clock()
+    def hold(self, gains: StepGains) -> None:
+        """Count what a step gave and hold it until `release`, which must follow before the next await: a filled mailbox wakes its
+        reader, hundreds of readers take milliseconds, and the next step must not wait for them."""
+        now = gains.at
         gaps: Counter[tuple[int, float]] = Counter()
-        in_step: dict[float, int] = {}
-        """Sequences that gained one token, by the time of the one before: those that run in the same steps share it."""
-        for seq, delta in deltas:
-            count = len(delta.tokens)
-            previous = seq.stamp_tokens(now) if count else None
-            if count == 1 and previous is not None and delta.finish_reason is None and not seq.paused:
-                in_step[previous] = in_step.get(previous, 0) + 1  # nearly all
-                continue
-            if count:
+        for previous, count in gains.previous.items():
+            gaps[1, now - previous] += count
+        for seq, delta in gains.deltas:
+            if count := len(delta.tokens):
+                previous = seq.stamp_tokens(now)
                 if previous is None:
                     self._observer.output_started(seq, count, now)
                 else:
@@ -79,17 +76,18 @@ class Delivery:
                 if delta.error is not None:
                     self._observer.failed(seq, delta.error)
                 self.gone(seq)
-        self._unsent += deltas
-        for previous, sequences in in_step.items():
-            gaps[1, now - previous] += sequences
+        self._unsent.append(gains)
         if gaps:
             self._observer.tokens_committed(gaps)
 
     def release(self) -> None:
-        """Put the held deltas into their mailboxes."""
+        """Put what is held into the mailboxes."""
         unsent, self._unsent = self._unsent, []
-        for seq, delta in unsent:
-            seq.mailbox.put(seq.mailbox_key, delta)
+        for gains in unsent:
+            for seq, token_id in gains.tokens:
+                seq.mailbox.put_token(seq.mailbox_key, token_id, seq.num_cached_tokens)
+            for seq, delta in gains.deltas:
+                seq.mailbox.put(seq.mailbox_key, delta)
 
     def fail(self, seq: Sequence, error: EngineError) -> None:
         """End a sequence with a typed error, after the tokens that were computed before."""

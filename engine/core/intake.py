@@ -67,7 +67,7 @@ class Intake:
                 self.observer.queued(seq, self.clock(), partial(queue.reasons.so_far, seq))
             else:
                 self.observer.queued(seq, self.clock(), None)
-                delivery.publish([(seq, end)])
+                delivery.publish(seq, end)
         self.endings.inbox.put(lambda: self.endings.add(seqs))
         self.look_at(queue.not_started.next_at())
         return [seq.seq_id for seq in seqs]

@@ -181,11 +181,11 @@ class EngineLoop:
         self.scheduler.results.observe(batch, output, seconds)
         if self.core_share is not None:
             self.core_share.observe(batch.total_q_tokens(), seconds)
-        deltas = self.scheduler.results.commit(batch, output)
+        gains = self.scheduler.results.commit(batch, output, step.ended)
         self.observer.step_landed(batch, output, seqs, seconds, step.ended)
-        if any(delta.error is None for _, delta in deltas):
+        if gains.tokens or any(delta.error is None for _, delta in gains.deltas):
             self.recovery.record_progress()
-        self.delivery.hold(deltas)
+        self.delivery.hold(gains)
 
     async def _rest(self) -> None:
         """Nothing to compute: sleep until a command comes, then let others of the same moment join its step."""

@@ -7,12 +7,13 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.gains import StepGains
 from engine.core.model_drafts import ModelDrafts
 from engine.core.policies import Policies
 from engine.core.sequences import Sequences
 from engine.core.step_budget import StepBudget
 from engine.errors import InvalidRequest, SequenceFailed
-from engine.request import FinishReason, PlainTokens, TokenDelta
+from engine.request import PLAIN_TOKENS, FinishReason, TokenDelta
 from engine.sequence import Sequence, SequenceStatus
 from executors.contract import ItemFault, SampledToken, UnifiedBatch, UnifiedOutput
 
@@ -33,7 +34,6 @@ class StepResults:
         self._waiting = sequences.waiting
         self._step_budget = step_budget
         self._model_drafts = model_drafts
-        self._plain = PlainTokens()
 
     def observe(self, batch: UnifiedBatch, output: UnifiedOutput, seconds: float) -> None:
         """A step took `seconds`: the policies of budget and drafts and the wait estimate learn from it."""
@@ -49,20 +49,20 @@ class StepResults:
             if drafts is not None and batch.drafts_wanted is not None:
                 lengths.observe_drafting(int(np.count_nonzero(batch.drafts_wanted)), drafts.rounds, drafting)
 
-    def commit(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[tuple[Sequence, TokenDelta]]:
-        """Take in a step's result; returns what each sequence gained."""
+    def commit(self, batch: UnifiedBatch, output: UnifiedOutput, now: float) -> StepGains:
+        """Take in a step's result, which came at `now`, in seconds of the engine's clock; returns what each sequence gained."""
         seqs = self._sequences.done(batch.step_id)
         self._step_budget.went_well()
-        ids = output.token_ids.tolist()
+        ids, gains = output.token_ids.tolist(), StepGains(now)
         if self._gives_one_each(batch, output):
-            deltas = self._commit_one_each(seqs, ids)
+            self._commit_one_each(gains, seqs, ids)
         else:
-            deltas = self._commit_each(seqs, ids, batch, output)
+            self._commit_each(gains, seqs, ids, batch, output)
         # What failed is withdrawn by now.
         self._kv.seals.commit(batch, output)
         if output.drafts is not None:
             self._model_drafts.receive(seqs, output.drafts)
-        return deltas
+        return gains
 
     def _gives_one_each(self, batch: UnifiedBatch, output: UnifiedOutput) -> bool:
         """Whether each item of the step has one token and nothing else, as in nearly every step of running streams."""
@@ -73,40 +73,41 @@ class StepResults:
             and not batch.num_draft_tokens.any()
         )
 
-    def _commit_one_each(
-        self, seqs: SequenceOf[Sequence], ids: SequenceOf[int]
-    ) -> list[tuple[Sequence, TokenDelta]]:
-        plain = self._plain
-        deltas: list[tuple[Sequence, TokenDelta]] = []
-        for seq, token_id in zip(seqs, ids, strict=True):
-            if seq.take_plain(token_id):
-                deltas.append((seq, TokenDelta([plain[token_id]], None, None, seq.num_cached_tokens)))
+    def _commit_one_each(self, gains: StepGains, seqs: SequenceOf[Sequence], ids: SequenceOf[int]) -> None:
+        now, tokens, times = gains.at, gains.tokens, list[float]()
+        for gained in zip(seqs, ids, strict=True):
+            seq, token_id = gained
+            if (previous := seq.take_plain(token_id, now)) is not None:
+                tokens.append(gained)
+                times.append(previous)
             elif seq.receive(True):
-                deltas.append((seq, self._append(seq, (plain[token_id],))))
+                gains.deltas.append((seq, self._append(seq, (PLAIN_TOKENS[token_id],))))
             elif seq.finished and not seq.in_flight:
                 self._sequences.let_go(seq)
-        return deltas
+        gains.previous.update(times)
 
     def _commit_each(
         self,
+        gains: StepGains,
         seqs: SequenceOf[Sequence],
         ids: SequenceOf[int],
         batch: UnifiedBatch,
         output: UnifiedOutput,
-    ) -> list[tuple[Sequence, TokenDelta]]:
-        deltas: list[tuple[Sequence, TokenDelta]] = []
+    ) -> None:
+        now, deltas = gains.at, gains.deltas
         counts, details = output.num_tokens.tolist(), output.details
         drafts, sampled = batch.num_draft_tokens.tolist(), batch.is_final_chunk.tolist()
         if verified := any(drafts):  # how many tokens come of drafts is settled below
             sampled = [final and not count for final, count in zip(sampled, drafts, strict=True)]
-        at, plain = 0, self._plain
+        at = 0
         for i, (seq, count, samples) in enumerate(zip(seqs, counts, sampled, strict=True)):
             begin, at = at, at + count
             is_plain = (
                 samples and count == 1 and not (verified and drafts[i]) and not (details and i in details)
             )
-            if is_plain and seq.take_plain(token_id := ids[begin]):
-                deltas.append((seq, TokenDelta([plain[token_id]], None, None, seq.num_cached_tokens)))
+            if is_plain and (previous := seq.take_plain(ids[begin], now)) is not None:
+                gains.tokens.append((seq, ids[begin]))
+                gains.previous[previous] += 1
                 continue
             if not seq.receive(samples):
                 if seq.finished and not seq.in_flight:
@@ -122,7 +123,7 @@ class StepResults:
                 self._policies.lengths.verdict(drafts[i], max(0, count - 1))
             detail = details.get(i) if details else None
             if detail is None and count == 1:
-                deltas.append((seq, self._append(seq, (plain[ids[begin]],))))
+                deltas.append((seq, self._append(seq, (PLAIN_TOKENS[ids[begin]],))))
                 continue
             if detail is not None and detail.prompt_logprobs:
                 self._journal.commit_prompt(seq, int(batch.pos_offsets[i]), detail.prompt_logprobs)
@@ -130,7 +131,7 @@ class StepResults:
                 if (failed := self._fail(seq, detail.fault, detail.error)) is not None:
                     deltas.append((seq, failed))
             elif at > begin:
-                tokens = detail.tokens if detail is not None else [self._plain[id_] for id_ in ids[begin:at]]
+                tokens = detail.tokens if detail is not None else [PLAIN_TOKENS[id_] for id_ in ids[begin:at]]
                 deltas.append((seq, self._append(seq, tokens)))
             elif detail is not None and detail.pooled is not None:
                 if np.isfinite(detail.pooled).all():
@@ -141,7 +142,6 @@ class StepResults:
                     deltas.append((seq, failed))
             else:
                 seq.settle_chunk(int(batch.pos_offsets[i]) + int(batch.num_q_tokens[i]))
-        return deltas
 
     def _settle_state(self, seq: Sequence, position: int, accepted: bool) -> None:
         """Drafts of a step that began at `position` were verified; unless all were accepted the state is the one of there."""

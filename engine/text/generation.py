@@ -114,8 +114,8 @@ class TextSink(Protocol):
         """Function to which the deltas of a choice may go from now on, if they are text alone, up to its last one; None while
         they have to go to `take`. Called behind `take`."""
 
-    def flush(self) -> None:
-        """Send what was taken. Called before the turn of the event loop ends."""
+    def flush(self, now: float) -> None:
+        """Send what was taken. Called before the turn of the event loop ends. `now`: `time.monotonic()`."""
 
 
 class Generation:
@@ -179,8 +179,8 @@ class Generation:
         """Sequences that still run, by choice index."""
         self.sink: TextSink | None = None
         """Set by the caller once it has taken a delta from the iteration, or before."""
-        self._takers: dict[int, tuple[Choice, TakeText]] = {}
-        """What takes the text of choices that go on with text alone, by index."""
+        self.takers: dict[int, Callable[[int], None]] = {}
+        """See `engine.mailbox.Direct`: of choices that go on with text alone, by index."""
         self._last: TextDelta | None = None
         """A delta whose text was made outside of the iteration, which gives it next: it ended its choice, or was not taken."""
         self._failure: Exception | None = None
@@ -265,7 +265,7 @@ class Generation:
     def _abort(self) -> None:
         self._abort_all()
         self._seq_ids.clear()
-        self._takers.clear()
+        self.takers.clear()  # they know this call
 
     def _abort_all(self) -> None:
         """Abort all running sequences; deltas computed so far can still be read."""
@@ -277,7 +277,7 @@ class Generation:
             if self.sink is None:
                 deltas = await self._mailbox.take()
             else:
-                deltas = await self._mailbox.take(self._pass_on, self.sink.flush)
+                deltas = await self._mailbox.take(self, self.sink.flush)
             if self._failure is not None:
                 try:
                     raise self._failure
@@ -307,26 +307,10 @@ class Generation:
                         # It knows this frame: a frame that knew it would close a circle.
                         del error, delta, deltas
 
-    def _pass_on(self, index: int, delta: TokenDelta) -> bool:
-        """Give a delta's text to `sink`; False if the iteration has to take the delta."""
-        taker = self._takers.get(index)
-        if taker is not None and delta.finish_reason is None and len(delta.tokens) == 1:  # the frequent case
-            choice, take = taker
-            try:
-                token_id = delta.tokens[0].token_id
-                text = choice.push_plain(token_id)
-                self._num_tokens += 1
-                if take(text):
-                    return True
-                self._last = TextDelta(index, text, (token_id,))
-            except Exception as error:
-                self._failure = error
-            self._mailbox.wake()
-            return True
-        return self._pass_delta(index, delta)
+    # -- what `Mailbox` gives while the iteration waits ----------------------------------------------------------------
 
-    def _pass_delta(self, index: int, delta: TokenDelta) -> bool:
-        """`_pass_on` of a delta that may be more than a plain choice's next token."""
+    def take(self, index: int, delta: TokenDelta) -> bool:
+        """See `engine.mailbox.Direct`: give a delta's text to `sink`; False if the iteration has to take the delta."""
         sink, choice = self.sink, self._choices[index]
         if (
             sink is None
@@ -344,13 +328,29 @@ class Generation:
                 if text.token_ids:
                     sink.take(text)
                     if choice.plain and (take := sink.text_taker(index)) is not None:
-                        self._takers[index] = choice, take
+                        self.takers[index] = self._token_taker(choice, take)
                 return True
             self._last = text
         except Exception as error:
             self._failure = error
         self._mailbox.wake()
         return True
+
+    def _token_taker(self, choice: Choice, take: TakeText) -> Callable[[int], None]:
+        """Function that gives the text of a choice's next token to `take`, or else to the iteration."""
+
+        def take_token(token_id: int) -> None:
+            try:
+                text = choice.push_plain(token_id)
+                self._num_tokens += 1
+                if take(text):
+                    return
+                self._last = TextDelta(choice.index, text, (token_id,))
+            except Exception as error:
+                self._failure = error
+            self._mailbox.wake()
+
+        return take_token
 
     def _note_cached(self, index: int, delta: TokenDelta) -> None:
         """Count tokens found in the cache. The first choice of a prompt looks it up; the others begin with its KV."""
@@ -366,7 +366,7 @@ class Generation:
         self._note_cached(index, delta)
         if choice.finished:
             seq_id = self._seq_ids.pop(index)
-            self._takers.pop(index, None)
+            self.takers.pop(index, None)
             if choice.ended_by_text:
                 self._core.finish(seq_id, choice.num_tokens)
         return text

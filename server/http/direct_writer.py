@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -66,14 +65,14 @@ class DirectWriter:
         """Write a chunk with `flush`. Only while `ready` is True."""
         self._buffer += chunk
 
-    def flush(self) -> None:
-        """Write what is held, as one chunk."""
+    def flush(self, now: float) -> None:
+        """Write what is held, as one chunk. `now`: `time.monotonic()`."""
         chunk, connection, sending = self._buffer, self._connection, self._sending
         if chunk:
             assert connection is not None and sending is not None
             self._buffer = b""
             connection.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-            sending.at = time.monotonic()
+            sending.at = now
 
     def text_writer(self, encode: Callable[[str], bytes]) -> Callable[[str], bool]:
         """Function that holds the chunk which `encode` makes of a text, unless that is empty. It returns False, and has made

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import tracemalloc
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ExecutorFailed, ReaderTooSlow
-from engine.mailbox import Direct, Flush, Mailbox
+from engine.mailbox import Mailbox
 from engine.request import FinishReason, TokenDelta
 from engine.unread_tokens import PendingTokens, num_entries
 from executors.contract import SampledToken
@@ -146,114 +149,213 @@ async def test_a_reader_that_keeps_up_is_handed_the_deltas_themselves() -> None:
         assert (await mailbox.take())[5] is delta
 
 
+class Reader:
+    """Takes what `takes` allows, and notes the ids in their order, by key."""
+
+    def __init__(self, takes: Callable[[int], bool], by_token: bool = True) -> None:
+        self.ids: list[tuple[int, int]] = []
+        self.asked: list[int] = []
+        self._takes = takes
+        self.takers = {key: partial(self._take_token, key) for key in range(10 if by_token else 0)}
+
+    def take(self, key: int, delta: TokenDelta) -> bool:
+        return self._note(key, [token.token_id for token in delta.tokens])
+
+    def _take_token(self, key: int, token_id: int) -> None:
+        self.asked.append(token_id)
+        self._takes(token_id)  # it may wake the reader, or fail
+        self.ids.append((key, token_id))
+
+    def _note(self, key: int, ids: list[int]) -> bool:
+        self.asked += ids
+        if not self._takes(ids[0]):
+            return False
+        self.ids += [(key, one) for one in ids]
+        return True
+
+
 async def test_deltas_go_direct_while_the_reader_waits_and_the_rest_is_held_in_order() -> None:
-    box, direct = Mailbox(), list[int]()
-
-    def take(key: int, delta: TokenDelta) -> bool:
-        direct.append(delta.tokens[0].token_id)
-        return direct[-1] != 3
-
+    box, reader = Mailbox(), Reader(lambda token_id: token_id != 3)
     box.put(0, TokenDelta([SampledToken(1)]))
-    assert (await box.take(take))[0].tokens == [SampledToken(1)], "what is held comes first"
-    reader = asyncio.create_task(box.take(take))
+    assert (await box.take(reader))[0].tokens == [SampledToken(1)], "what is held comes first"
+    taking = asyncio.create_task(box.take(reader))
     await asyncio.sleep(0)
     box.put(0, TokenDelta([SampledToken(2)]))
-    assert direct == [], "a step may have to be sent first"
+    assert reader.asked == [], "a step may have to be sent first"
     await asyncio.sleep(0)
-    assert direct == [2]
+    assert reader.asked == [2]
     for number in (3, 4):  # 3 is refused, and 4 may not overtake it
         box.put(number, TokenDelta([SampledToken(number)]))
-    assert {key: delta.tokens for key, delta in (await reader).items()} == {
+    assert {key: delta.tokens for key, delta in (await taking).items()} == {
         3: [SampledToken(3)],
         4: [SampledToken(4)],
     }
-    assert direct == [2, 3]
-    reader = asyncio.create_task(box.take(take))
+    assert reader.asked == [2, 3]
+    taking = asyncio.create_task(box.take(reader))
     await asyncio.sleep(0)
     for number in (6, 7):  # packed before they could be handed over
         box.put(0, TokenDelta([SampledToken(number)]))
-    assert [token.token_id for token in (await reader)[0].tokens] == [6, 7]
-    assert direct == [2, 3]
-    box.put(0, TokenDelta([SampledToken(5)]))
+    assert [token.token_id for token in (await taking)[0].tokens] == [6, 7]
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+async def test_tokens_go_direct_without_deltas(by_token: bool) -> None:
+    box, reader = Mailbox(), Reader(lambda token_id: token_id < 5, by_token)
+    box.put_token(0, 1, 7)
+    held = (await box.take(reader))[0]
+    assert (held.tokens, held.num_cached_tokens) == ([SampledToken(1)], 7)
+    taking = asyncio.create_task(box.take(reader))
     await asyncio.sleep(0)
-    assert direct == [2, 3], "no reader waits"
-    assert (await box.take(take))[0].tokens == [SampledToken(5)]
+    box.put_token(0, 2, 7)
+    box.put_token(1, 3, 7)
+    assert not reader.asked and not taking.done()
+    await asyncio.sleep(0)
+    assert reader.ids == [(0, 2), (1, 3)]
+    for key, token_id in ((0, 4), (1, 5), (0, 6), (1, 7)):  # 5 is refused, unless it is taken as a token
+        box.put_token(key, token_id, 7)
+    if by_token:
+        await asyncio.sleep(0)
+        assert reader.ids[2:] == [(0, 4), (1, 5), (0, 6), (1, 7)]
+        taking.cancel()
+    else:
+        assert {key: delta.num_cached_tokens for key, delta in (await taking).items()} == {0: 7, 1: 7}
 
 
-async def test_a_woken_reader_takes_nothing_and_what_follows_is_held() -> None:
-    box, direct = Mailbox(), list[TokenDelta]()
+@pytest.mark.parametrize("seed", range(40))
+async def test_whatever_comes_in_whatever_way_each_key_hears_its_ids_in_order(seed: int) -> None:
+    """Tokens and deltas in turn, a reader that refuses some, is cancelled, and begins anew."""
+    rng = random.Random(seed)
+    box, reader = Mailbox(), Reader(lambda _: rng.random() < 0.8, rng.random() < 0.7)
+    heard: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    sent: dict[int, list[int]] = {0: [], 1: [], 2: []}
 
-    def take(key: int, delta: TokenDelta) -> bool:
-        direct.append(delta)
+    async def read() -> None:
+        while True:
+            found = await box.take(reader if rng.random() < 0.8 else None)
+            for key, one in reader.ids:
+                heard[key].append(one)
+            reader.ids.clear()
+            for key, delta in found.items():
+                heard[key] += [token.token_id for token in delta.tokens]
+
+    task = asyncio.create_task(read())
+    for number in range(400):
+        key = rng.randrange(3)
+        sent[key].append(number)
+        if rng.random() < 0.7:
+            box.put_token(key, number, 0)
+        else:
+            box.put(key, TokenDelta([SampledToken(number)]))
+        if rng.random() < 0.4:
+            await asyncio.sleep(0)
+        if rng.random() < 0.03:
+            task.cancel()
+            await asyncio.wait([task])
+            task = asyncio.create_task(read())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    for key, one in reader.ids:
+        heard[key].append(one)
+    task.cancel()
+    assert heard == sent
+
+
+def _put(box: Mailbox, key: int, token_id: int) -> None:
+    box.put(key, TokenDelta([SampledToken(token_id)]))
+
+
+def _put_token(box: Mailbox, key: int, token_id: int) -> None:
+    box.put_token(key, token_id, 0)
+
+
+each_way = pytest.mark.parametrize("put", [_put, _put_token])
+Put = Callable[[Mailbox, int, int], None]
+
+
+@each_way
+async def test_a_woken_reader_takes_nothing_and_what_follows_is_held(put: Put) -> None:
+    box = Mailbox()
+
+    def woken(_: int) -> bool:
         box.wake()
         return True
 
-    reader = asyncio.create_task(box.take(take))
+    reader = Reader(woken)
+    taking = asyncio.create_task(box.take(reader))
     await asyncio.sleep(0)
-    box.put(0, TokenDelta([SampledToken(1)]))
-    box.put(1, TokenDelta([SampledToken(2)]))
-    assert (await reader)[1].tokens == [SampledToken(2)]
-    reader = asyncio.create_task(box.take(take))
+    put(box, 0, 1)
+    put(box, 1, 2)
+    assert (await taking)[1].tokens == [SampledToken(2)]
+    taking = asyncio.create_task(box.take(reader))
     await asyncio.sleep(0)
-    box.put(0, TokenDelta([SampledToken(3)]))
-    assert await reader == {}
-    assert [delta.tokens[0].token_id for delta in direct] == [1, 3]
-    reader = asyncio.create_task(box.take(take))
+    put(box, 0, 3)
+    assert await taking == {}
+    assert reader.asked == [1, 3]
+    taking = asyncio.create_task(box.take(reader))
     await asyncio.sleep(0)
-    reader.cancel()
-    box.put(0, TokenDelta([SampledToken(4)]))
-    await asyncio.wait([reader])
-    assert len(direct) == 2, "a cancelled reader takes nothing"
+    taking.cancel()
+    put(box, 0, 4)
+    await asyncio.wait([taking])
+    assert len(reader.asked) == 2, "a cancelled reader takes nothing"
     assert (await box.take())[0].tokens == [SampledToken(4)]
 
 
-async def test_all_is_handed_over_before_it_is_flushed_each_once_a_turn() -> None:
+@each_way
+async def test_all_is_handed_over_before_it_is_flushed_each_once_a_turn(put: Put) -> None:
     told = list[str]()
 
-    def take(name: str) -> tuple[Direct, Flush]:
-        def direct(key: int, delta: TokenDelta) -> bool:
-            told.append(f"{name}{key}")
+    class Teller(Reader):
+        def __init__(self, name: str) -> None:
+            super().__init__(lambda _: True)
+            self.takers = {key: partial(self._tell, key) for key in range(2)}
+            self.name = name
+
+        def take(self, key: int, delta: TokenDelta) -> bool:
+            self._tell(key, 0)
             return True
 
-        return direct, lambda: told.append(f"flush {name}")
+        def _tell(self, key: int, token_id: int) -> None:
+            told.append(f"{self.name}{key}")
 
     boxes = {name: Mailbox() for name in "ab"}
-    readers = [asyncio.create_task(box.take(*take(name))) for name, box in boxes.items()]
+    readers = [
+        asyncio.create_task(box.take(Teller(name), lambda _, name=name: told.append(f"flush {name}")))
+        for name, box in boxes.items()
+    ]
     await asyncio.sleep(0)
     for turn in range(2):
         for key in range(2):
             for box in boxes.values():
-                box.put(key, TokenDelta([SampledToken(turn)]))
+                put(box, key, turn)
         await asyncio.sleep(0)
         assert told == ["a0", "a1", "b0", "b1", "flush a", "flush b"]
         told.clear()
     for reader in readers:
         reader.cancel()
-    boxes["a"].put(0, TokenDelta([SampledToken(3)]))
+    put(boxes["a"], 0, 3)
     await asyncio.wait(readers)
     assert told == [], "no reader waits"
 
 
-async def test_a_reader_that_fails_takes_nothing_from_the_others() -> None:
+@each_way
+async def test_a_reader_that_fails_takes_nothing_from_the_others(put: Put) -> None:
     flushed, seen = list[int](), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
 
     def broken(*_: object) -> bool:
         raise ZeroDivisionError
 
-    def direct(*_: object) -> bool:
-        return True
-
+    good = Reader(lambda _: True)
     boxes = [Mailbox() for _ in range(4)]
     readers = [
-        asyncio.create_task(boxes[0].take(direct, lambda: flushed.append(0))),
-        asyncio.create_task(boxes[1].take(direct, broken)),
-        asyncio.create_task(boxes[2].take(broken)),
-        asyncio.create_task(boxes[3].take(direct, lambda: flushed.append(3))),
+        asyncio.create_task(boxes[0].take(good, lambda _: flushed.append(0))),
+        asyncio.create_task(boxes[1].take(good, broken)),
+        asyncio.create_task(boxes[2].take(Reader(broken))),
+        asyncio.create_task(boxes[3].take(good, lambda _: flushed.append(3))),
     ]
     await asyncio.sleep(0)
     for box in boxes:
-        box.put(0, TokenDelta([SampledToken(1)]))
+        put(box, 0, 1)
     await asyncio.sleep(0)
     assert flushed == [0, 3]
     assert [type(one["exception"]) for one in seen] == [ZeroDivisionError] * 2

@@ -72,10 +72,10 @@ class ReturnWatch:
         sequences, results = scheduler.sequences, scheduler.results
         commit, rewind, settle, admit = results.commit, sequences.rewind, sequences.settle, sequences.admit
 
-        def watched_commit(batch: UnifiedBatch, output: UnifiedOutput) -> Any:
-            deltas = commit(batch, output)
+        def watched_commit(batch: UnifiedBatch, output: UnifiedOutput, now: float) -> Any:
+            gains = commit(batch, output, now)
             self._committed(batch, output)
-            return deltas
+            return gains
 
         def watched_rewind(*arguments: Any, keep: bool = False, **named: Any) -> list[Sequence]:
             owed = self._owed_to(sequences) if keep else {}

@@ -14,8 +14,9 @@ from engine.core.plan import StepPacker
 from engine.core.results import StepResults
 from engine.core.scheduler import Scheduler
 from engine.kv.kv_cache_manager import KvCacheManager
+from engine.request import TokenDelta
 from engine.sequence import Sequence, SequenceStatus
-from executors.contract import UnifiedBatch, UnifiedOutput
+from executors.contract import SampledToken, UnifiedBatch, UnifiedOutput
 from tests.sim.scenario import simulate
 
 SEEDS = range(40)
@@ -62,10 +63,15 @@ def _tables(batch: UnifiedBatch) -> tuple[Any, ...]:
 
 
 def _told(commit: Callable[..., Any], hear: Callable[[bytes], None]) -> Callable[..., Any]:
-    def committed(self: StepResults, batch: UnifiedBatch, output: UnifiedOutput) -> Any:
-        deltas = commit(self, batch, output)
-        hear(repr([(seq.seq_id, delta) for seq, delta in deltas]).encode())
-        return deltas
+    def committed(self: StepResults, batch: UnifiedBatch, output: UnifiedOutput, now: float) -> Any:
+        gains = commit(self, batch, output, now)
+        deltas = [
+            (seq.seq_id, TokenDelta([SampledToken(token_id)], None, None, seq.num_cached_tokens))
+            for seq, token_id in gains.tokens
+        ]
+        deltas += [(seq.seq_id, delta) for seq, delta in gains.deltas]
+        hear(repr(sorted(deltas, key=lambda one: one[0])).encode())
+        return gains
 
     return committed
 
@@ -81,7 +87,7 @@ def test_short_ways_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     short = told()
     who = StepPacker._who
     monkeypatch.setattr(Scheduler, "_grant_one_each", _grant_by_the_long_way)
-    monkeypatch.setattr(Sequence, "take_plain", lambda self, token_id: False)
+    monkeypatch.setattr(Sequence, "take_plain", lambda self, token_id, now: None)
     monkeypatch.setattr(StepPacker, "_who", lambda self, seqs: who(StepPacker(), seqs))
     assert told() == short
 
@@ -110,12 +116,12 @@ def _same_as_the_last(patch: pytest.MonkeyPatch) -> None:
 def _past_the_end(patch: pytest.MonkeyPatch) -> None:
     """A plain token that ends a sequence does not."""
 
-    def take(self: Sequence, token_id: int) -> bool:
+    def take(self: Sequence, token_id: int, now: float) -> float | None:
         if self.status is not SequenceStatus.RUNNING or self.num_void_results or not self.output_token_ids:
-            return False
+            return None
         assert self.receive(sampled=True)
         self.commit([token_id])
-        return True
+        return self.stamp_tokens(now)
 
     patch.setattr(Sequence, "take_plain", take)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from engine.errors import EngineError, Overloaded
 from engine.mailbox import Mailbox
-from engine.request import Request, RequestContext, TokenDelta
+from engine.request import PLAIN_TOKENS, Request, RequestContext, TokenDelta
 from engine.story import Story
 
 MOST_LIVES = 5
@@ -30,6 +30,10 @@ class DeltaSink:
     def put(self, choice: int, delta: TokenDelta) -> None:
         """See `engine.mailbox.Outlet`."""
         self.on_delta(self, choice, delta)
+
+    def put_token(self, choice: int, token_id: int, num_cached_tokens: int) -> None:
+        """See `engine.mailbox.Outlet`."""
+        self.on_delta(self, choice, TokenDelta([PLAIN_TOKENS[token_id]], None, None, num_cached_tokens))
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.mailbox import Mailbox, Outlet
-from engine.request import FinishReason, PlainTokens, Request, TokenDelta
+from engine.request import FinishReason, Request, TokenDelta
 from engine.story import Story
 from server.remote import messages as m
 from server.remote.link import Link
@@ -38,7 +38,6 @@ class RemoteCore:
         self._calls: weakref.WeakKeyDictionary[Outlet, int] = weakref.WeakKeyDictionary()
         self._readers: dict[int, tuple[Outlet, int, Story]] = {}
         """By sequence: the mailbox of its reader, the reader's own key, and the story of the call."""
-        self._tokens = PlainTokens()
         self._sent_stories: weakref.WeakSet[Story] = weakref.WeakSet()
         """Stories that the server has heard of."""
 
@@ -111,11 +110,11 @@ class RemoteCore:
 
     def deliver(self, deltas: m.Deltas) -> None:
         """Put deltas into mailboxes. A sequence that was aborted or finished here has no reader."""
-        readers, tokens, plain = self._readers, self._tokens, iter(deltas.plain)
+        readers, plain = self._readers, iter(deltas.plain)
         for seq_id, token_id, cached in zip(plain, plain, plain, strict=True):
             if (reader := readers.get(seq_id)) is not None:
                 mailbox, key, _ = reader
-                mailbox.put(key, TokenDelta([tokens[token_id]], None, None, cached))
+                mailbox.put_token(key, token_id, cached)
         for delta in deltas.others:
             ended = delta.finish_reason is not None
             reader = readers.pop(delta.key, None) if ended else readers.get(delta.key)

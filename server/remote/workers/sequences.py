@@ -14,7 +14,7 @@ from typing import Protocol
 
 from engine.core.engine import EngineCore
 from engine.errors import EngineError, Unavailable
-from engine.request import FinishReason, Request, TokenDelta
+from engine.request import PLAIN_TOKENS, FinishReason, Request, TokenDelta
 from engine.story import Story
 from executors.contract import SampledToken
 from server.remote import messages as m
@@ -32,21 +32,29 @@ class Outlets(Protocol):
     def put(self, key: int, delta: TokenDelta) -> None:
         """Send a delta of the sequence `key`."""
 
+    def put_token(self, key: int, token_id: int, num_cached_tokens: int) -> None:
+        """Send a token of the sequence `key`."""
+
 
 class _Outlet:
     """Where the engine puts the deltas of one API call: the engine tells calls apart by their outlets, and sequences of a call by
     their choices."""
 
-    __slots__ = ("__weakref__", "_put", "keys", "story")
+    __slots__ = ("__weakref__", "_put", "_put_token", "keys", "story")
 
     def __init__(self, sequences: Outlets, story: Story | None) -> None:
         self._put = sequences.put
+        self._put_token = sequences.put_token
         self.keys: dict[int, int] = {}
         self.story = story
 
     def put(self, choice: int, delta: TokenDelta) -> None:
         """Send a delta of the sequence of this choice."""
         self._put(self.keys[choice], delta)
+
+    def put_token(self, choice: int, token_id: int, num_cached_tokens: int) -> None:
+        """Send a token of the sequence of this choice."""
+        self._put_token(self.keys[choice], token_id, num_cached_tokens)
 
 
 class WorkerSequences:
@@ -141,25 +149,8 @@ class WorkerSequences:
     # -- from the engine -----------------------------------------------------------------------------------------------
 
     def put(self, key: int, delta: TokenDelta) -> None:
-        """Send a delta at the end of this turn. The common one, a token and nothing else, costs three integers."""
-        tokens = delta.tokens
-        if (
-            len(tokens) == 1
-            and delta.finish_reason is None
-            and delta.prompt_logprobs is None
-            and (token := tokens[0]).logprob is None
-            and token.rank is None
-            and key not in self._odd_keys
-            and key not in self._fresh
-        ):
-            if not self._plain:
-                self._link.flush_soon()
-            self._plain += (key, token.token_id, delta.num_cached_tokens)
-        else:
-            self._put_other(key, delta)
-            self._link.flush_soon()
-
-    def _put_other(self, key: int, delta: TokenDelta) -> None:
+        """Send a delta at the end of this turn."""
+        self._link.flush_soon()
         self._odd_keys.add(key)
         fault = None if delta.error is None else packed(delta.error)
         times = None
@@ -181,6 +172,15 @@ class WorkerSequences:
         )
         if delta.finish_reason is not None:
             self._ended(key)
+
+    def put_token(self, key: int, token_id: int, num_cached_tokens: int) -> None:
+        """Send a token at the end of this turn; it costs three integers."""
+        if key in self._odd_keys or key in self._fresh:
+            self.put(key, TokenDelta([PLAIN_TOKENS[token_id]], None, None, num_cached_tokens))
+            return
+        if not self._plain:
+            self._link.flush_soon()
+        self._plain += (key, token_id, num_cached_tokens)
 
     def _times(self, key: int) -> m.CallTimes | None:
         """The times of a sequence's call."""

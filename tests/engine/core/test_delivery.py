@@ -3,6 +3,7 @@
 import numpy as np
 
 from engine.core.delivery import Delivery
+from engine.core.gains import StepGains
 from engine.errors import SequenceFailed
 from engine.mailbox import Mailbox
 from engine.observer import Observer
@@ -20,7 +21,7 @@ async def test_an_error_comes_after_the_tokens_before_it() -> None:
     delivery, mailbox = Delivery(Observer(), lambda: 1.0), Mailbox()
     seq = _seq(mailbox)
     delivery.expect(seq)
-    delivery.hold([(seq, TokenDelta([SampledToken(7)]))])
+    delivery.hold(StepGains(1.0, deltas=[(seq, TokenDelta([SampledToken(7)]))]))
     assert not mailbox._filled.is_set(), "its reader would be woken"
     delivery.fail(seq, SequenceFailed("no"))
     delivery.release()
@@ -34,7 +35,8 @@ async def test_a_kept_end_is_counted_at_once_and_given_once() -> None:
     seqs = [_seq(mailbox, number) for number in (1, 2)]
     for seq in seqs:
         delivery.expect(seq)
-    delivery.hold([(seq, TokenDelta([SampledToken(7)], FinishReason.LENGTH)) for seq in seqs])
+    ends = [(seq, TokenDelta([SampledToken(7)], FinishReason.LENGTH)) for seq in seqs]
+    delivery.hold(StepGains(1.0, deltas=ends))
     assert not delivery.live and not mailbox._filled.is_set()
     delivery.release()
     delivery.release()

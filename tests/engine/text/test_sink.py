@@ -59,7 +59,7 @@ class Sink:
     def text_taker(self, index: int) -> TakeText | None:
         return None
 
-    def flush(self) -> None:
+    def flush(self, now: float) -> None:
         """There is nothing to send."""
 
 
@@ -165,7 +165,7 @@ async def test_a_call_that_was_left_takes_no_text(tokenizer: Tokenizer) -> None:
         listener.cancel()
         await asyncio.wait([listener])
         count, tokens = sink.texts, call.usage.completion_tokens
-        assert not call._takers and call.sink is None
+        assert not call.takers and call.sink is None
         async with asyncio.timeout(20):
             while core.stats().running:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -61,7 +62,7 @@ async def test_chunks_are_written_behind_the_first_and_before_the_last() -> None
         await asyncio.sleep(0)
     assert writer.ready
     writer.hold(b"second")
-    writer.flush()
+    writer.flush(1.0)
     assert connection.sent == [b"first", b"second"]
     turn.set()
     await task
@@ -118,7 +119,7 @@ async def test_nothing_is_written_where_something_is_in_the_way(obstacle: str) -
     task.cancel()
     await asyncio.wait([task])
     assert not take_text("text"), "the stream is over"
-    writer.flush()
+    writer.flush(1.0)
     assert connection.sent[0] == b"first" and b"text" not in b"".join(connection.sent)
 
 
@@ -130,7 +131,7 @@ async def test_a_written_chunk_puts_off_the_sign_of_life() -> None:
         for _ in range(20):
             await asyncio.sleep(0.02)
             writer.hold(b"more")
-            writer.flush()
+            writer.flush(time.monotonic())
 
     stream = EventStream(chunks(), 0.2, writer=writer)
     await stream(scope_of(connection), connection.receive, connection.send)
@@ -154,8 +155,8 @@ async def test_texts_are_held_until_the_flush_and_written_as_one_chunk() -> None
     assert take("a") and take("") and take("b")
     writer.hold(b"c")
     assert connection.sent == [b"first"]
-    writer.flush()
-    writer.flush()
+    writer.flush(1.0)
+    writer.flush(1.0)
     assert connection.sent == [b"first", b"<a><b>c"]
     obstacles: list[tuple[Any, str, Any]] = [
         (connection.flow, "write_paused", True),
@@ -170,11 +171,11 @@ async def test_texts_are_held_until_the_flush_and_written_as_one_chunk() -> None
         assert not writer.ready and not take("d"), name
         setattr(place, name, False)
     assert take("e"), "nothing is in the way"
-    writer.flush()
+    writer.flush(1.0)
     assert connection.sent == [b"first", b"<a><b>c", b"<e>"]
     turn.set()
     await task
     assert connection.sent[3:] == [b"last", b""]
     assert not take("f"), "the stream is over"
-    writer.flush()
+    writer.flush(1.0)
     assert len(connection.sent) == 5

@@ -197,8 +197,10 @@ async def test_deltas_of_one_frame_keep_their_order() -> None:
     async with paired() as pair:
         mailbox = Mailbox()
         pair.remote._readers[5] = mailbox, 0, Story()
-        for token in (SampledToken(1), SampledToken(2, -0.5), SampledToken(3), SampledToken(4)):
-            pair.sequences.put(5, TokenDelta([token]))
+        pair.sequences.put_token(5, 1, 0)
+        pair.sequences.put(5, TokenDelta([SampledToken(2, -0.5)]))
+        for token_id in (3, 4):
+            pair.sequences.put_token(5, token_id, 0)
         pair.sequences._seq_ids[5] = (0, 1)
         pair.sequences._outlets[1] = _Outlet(pair.sequences, None), 1
         pair.sequences.put(5, TokenDelta(finish_reason=FinishReason.LENGTH))

@@ -97,6 +97,11 @@ class Mailbox:
     A reader that waits may have deltas handled in the event loop's next turn, without waking its task: see `take`.
     """
 
+    __slots__ = (
+        "__weakref__", "_deltas", "_direct", "_filled", "_flush", "_full", "_handing_over", "_max_bytes", "_on_full", "_packed",
+        "_tokens", "_turn", "num_bytes",
+    )  # fmt: skip
+
     def __init__(self, max_bytes: int = MAX_BYTES, on_full: Callable[[], None] | None = None) -> None:
         self.num_bytes = 0
         """Of the tokens that wait, packed."""

@@ -84,8 +84,8 @@ class Delivery:
         """Put what is held into the mailboxes."""
         unsent, self._unsent = self._unsent, []
         for gains in unsent:
-            for seq, token_id in gains.tokens:
-                seq.mailbox.put_token(seq.mailbox_key, token_id, seq.num_cached_tokens)
+            for outlet, key, token_id, num_cached_tokens in gains.tokens:
+                outlet.put_token(key, token_id, num_cached_tokens)
             for seq, delta in gains.deltas:
                 seq.mailbox.put(seq.mailbox_key, delta)
 

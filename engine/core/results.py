@@ -75,10 +75,9 @@ class StepResults:
 
     def _commit_one_each(self, gains: StepGains, seqs: SequenceOf[Sequence], ids: SequenceOf[int]) -> None:
         now, tokens, times = gains.at, gains.tokens, list[float]()
-        for gained in zip(seqs, ids, strict=True):
-            seq, token_id = gained
+        for seq, token_id in zip(seqs, ids, strict=True):
             if (previous := seq.take_plain(token_id, now)) is not None:
-                tokens.append(gained)
+                tokens.append((seq.mailbox, seq.mailbox_key, token_id, seq.num_cached_tokens))
                 times.append(previous)
             elif seq.receive(True):
                 gains.deltas.append((seq, self._append(seq, (PLAIN_TOKENS[token_id],))))
@@ -106,7 +105,7 @@ class StepResults:
                 samples and count == 1 and not (verified and drafts[i]) and not (details and i in details)
             )
             if is_plain and (previous := seq.take_plain(ids[begin], now)) is not None:
-                gains.tokens.append((seq, ids[begin]))
+                gains.tokens.append((seq.mailbox, seq.mailbox_key, ids[begin], seq.num_cached_tokens))
                 gains.previous[previous] += 1
                 continue
             if not seq.receive(samples):

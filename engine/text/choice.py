@@ -77,6 +77,11 @@ class Choice:
     (True) and others.
     """
 
+    __slots__ = (
+        "_detokenizer", "_ended", "_ends", "_offset", "_options", "_stop_scope", "_stops", "_tokenizer", "finished", "index",
+        "num_tokens", "plain",
+    )  # fmt: skip
+
     def __init__(
         self,
         index: int,

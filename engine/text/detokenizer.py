@@ -50,6 +50,8 @@ class ByteDetokenizer:
     """For byte-level vocabularies: each token stands for fixed bytes, so text is the incremental UTF-8 decoding of their
     concatenation."""
 
+    __slots__ = ("_marks", "_open", "_skip", "_tokenizer", "_utf8", "_visible_special", "_whole")
+
     def __init__(
         self,
         tokenizer: Tokenizer,

@@ -88,6 +88,8 @@ def _watch_messages(receive: Receive, hang_up: Callable[[], None]) -> Callable[[
 class Sending:
     """Progress of a stream, which is polled at intervals: a timer for each chunk would cost more than the chunk."""
 
+    __slots__ = ("at", "busy", "gone", "telling")
+
     def __init__(self) -> None:
         self.busy = False
         """Whether a chunk is being sent, and may wait for its reader. One writer: the streaming task."""

@@ -64,10 +64,13 @@ def _tables(batch: UnifiedBatch) -> tuple[Any, ...]:
 
 def _told(commit: Callable[..., Any], hear: Callable[[bytes], None]) -> Callable[..., Any]:
     def committed(self: StepResults, batch: UnifiedBatch, output: UnifiedOutput, now: float) -> Any:
+        numbers = {
+            (id(seq.mailbox), seq.mailbox_key): seq.seq_id for seq in self._sequences.by_step[batch.step_id]
+        }
         gains = commit(self, batch, output, now)
         deltas = [
-            (seq.seq_id, TokenDelta([SampledToken(token_id)], None, None, seq.num_cached_tokens))
-            for seq, token_id in gains.tokens
+            (numbers[id(outlet), key], TokenDelta([SampledToken(token_id)], None, None, cached))
+            for outlet, key, token_id, cached in gains.tokens
         ]
         deltas += [(seq.seq_id, delta) for seq, delta in gains.deltas]
         hear(repr(sorted(deltas, key=lambda one: one[0])).encode())

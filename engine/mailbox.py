@@ -187,13 +187,13 @@ class Mailbox:
     def _hand_over_tokens(self) -> None:
         """Hand over tokens, until the reader takes no more; the others are kept as deltas."""
         tokens = self._tokens
-        taken = 0
+        count = 0
         for key, token_id, _ in tokens:
             if self._direct is None or (take := self._direct.takers.get(key)) is None:
                 break
             take(token_id)
-            taken += 1
-        del tokens[:taken]
+            count += 1
+        del tokens[:count]
         self._keep_tokens()
 
     def _hand_over_each(self) -> None:

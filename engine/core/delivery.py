@@ -60,8 +60,8 @@ class Delivery:
         reader, hundreds of readers take milliseconds, and the next step must not wait for them."""
         now = gains.at
         gaps: Counter[tuple[int, float]] = Counter()
-        for previous, count in gains.previous.items():
-            gaps[1, now - previous] += count
+        for time, count in gains.previous.items():
+            gaps[1, now - time] += count
         for seq, delta in gains.deltas:
             if count := len(delta.tokens):
                 previous = seq.stamp_tokens(now)

@@ -201,7 +201,7 @@ class OllamaStream:
         self._usage: Callable[[], Usage] = Usage
         self._started = False
         self._reason = "stop"
-        self._plain = answer.frame()
+        self._text = _texts_between(*answer.frame())
 
     def begin(self, generation: Generation) -> None:
         """The call is queued."""
@@ -237,9 +237,14 @@ class OllamaStream:
         answer = self._answer
         return line(answer.line(LineContent(), answer.ending(self._reason, self._usage())))
 
-    def _text(self, text: str) -> bytes:
-        head, name, tail = self._plain
+
+def _texts_between(head: bytes, name: bytes, tail: bytes) -> Callable[[str], bytes]:
+    """Function that makes the line of a text: `head`, the time, `name`, the text and `tail`."""
+
+    def text_line(text: str) -> bytes:
         return b"".join((head, _encoded_time(int(time.time() * 1000)), name, encode(text), tail))
+
+    return text_line
 
 
 class OllamaWhole:

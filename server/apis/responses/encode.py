@@ -7,6 +7,7 @@ events     added part delta delta done part.done item.done        ... between re
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -132,9 +133,10 @@ class ItemWriter:
             self._tokens.clear()  # those of reasoning and of calls are not reported
         return self._events()
 
-    def append(self, text: str) -> None:
-        """Add text to the open message without an event."""
-        self._texts.append(text)
+    @property
+    def append(self) -> Callable[[str], None]:
+        """Function that adds text to the open message, without an event."""
+        return self._texts.append
 
     def finish(self, cut_off: bool, call_complete: bool = True) -> list[r.ResponseEvent]:
         """The events at the end of the answer, which has at least one item unless it is `cut_off`: the open item is then
@@ -413,7 +415,7 @@ class ResponseStream(_Answered):
         super().__init__(answer, choice)
         self._status: Literal["queued", "in_progress"] = "queued" if queued else "in_progress"
         self._usage: Callable[[], Usage] = Usage
-        self._sequence = 0
+        self._sequence = itertools.count()
         self._created = self._started = False
         self.final: r.Response | None = None
         """The response at its end."""
@@ -487,8 +489,7 @@ class ResponseStream(_Answered):
         return self._event({"type": kind, "response": response, "sequence_number": 0})
 
     def _event(self, event: r.ResponseEvent) -> bytes:
-        event["sequence_number"] = self._sequence
-        self._sequence += 1
+        event["sequence_number"] = next(self._sequence)
         return b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n"
 
     def _text_event(self, text: str) -> bytes:
@@ -497,7 +498,7 @@ class ResponseStream(_Answered):
 
     def _text_events(self) -> Callable[[str], bytes]:
         """Function that makes the event of a text of the open message."""
-        append = self._writer.append
+        append, sequence = self._writer.append, self._sequence
         before = (
             b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","item_id":"%b","output_index":%d,'
             b'"content_index":0,"delta":'
@@ -505,9 +506,7 @@ class ResponseStream(_Answered):
 
         def event(text: str) -> bytes:
             append(text)
-            number = self._sequence
-            self._sequence = number + 1
-            return before + encode(text) + b',"logprobs":[],"sequence_number":%d}\n\n' % number
+            return before + encode(text) + b',"logprobs":[],"sequence_number":%d}\n\n' % next(sequence)
 
         return event
 

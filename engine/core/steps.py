@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import NamedTuple
 
 from engine.core.inbox import Inbox
 from executors.contract import ExecutorError, ModelExecutor, UnifiedBatch, UnifiedOutput, check_output
+
+logger = logging.getLogger("cohort.engine")
 
 SHORT_STEP_S = 1.5e-3
 """Decode steps that take less, in seconds, may end before the host has answered the step before them."""
@@ -67,6 +70,8 @@ class StepQueue:
         self._inbox = inbox
         self._clock = clock
         self._interrupt: Callable[[], None] = _no_interrupt
+        self._told = False
+        """Whether it was logged that more steps are out than long ones may be."""
 
     def __len__(self) -> int:
         return len(self.out)
@@ -86,6 +91,9 @@ class StepQueue:
         woken after this call run."""
         step = asyncio.create_task(self._computed(batch), name=f"step {batch.step_id}")
         self.out.append(PendingStep(batch, step, self._clock(), has_grammar))
+        if len(self.out) > self.depth.of_long_steps and not self._told:
+            self._told = True
+            logger.info("steps are short: %s are in flight", {3: "three"}.get(len(self.out), len(self.out)))
 
     async def _computed(self, batch: UnifiedBatch) -> UnifiedOutput:
         """Return the step's result. Raises ExecutorError for an answer that does not fit the step: it would break what the

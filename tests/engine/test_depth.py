@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -97,6 +98,17 @@ async def test_two_steps_are_out_while_they_are_long() -> None:
     paced = Paced(LONG)
     assert await served(paced) == EXPECTED
     assert max(depth for depth, _ in paced.depths) == 2
+
+
+@pytest.mark.parametrize(("step_s", "most", "lines"), [(SHORT, None, 1), (LONG, None, 0), (SHORT, 3, 0)])
+async def test_the_first_third_step_is_logged_once(
+    step_s: float, most: int | None, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not where a number is set, which steps that are long get as well."""
+    caplog.set_level(logging.INFO, "cohort.engine")
+    paced = Paced(step_s)
+    assert await served(paced, max_in_flight=most) == EXPECTED
+    assert caplog.messages.count("steps are short: three are in flight") == lines
 
 
 async def test_steps_that_become_long_are_noticed() -> None:

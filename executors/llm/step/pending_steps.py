@@ -36,7 +36,14 @@ releases the GIL, and the next step would wait."""
 
 
 class PendingStep(Protocol):
-    """A launched step."""
+    """A launched step.
+
+    `held`: whether the device waits for the host to queue the rest of the step, which `ready` does when it can.
+    """
+
+    @property
+    def held(self) -> bool:
+        """See the class."""
 
     def ready(self) -> bool:
         """Return whether the step is done. Raises the errors that the device reports."""
@@ -47,6 +54,8 @@ class PendingStep(Protocol):
 
 class ComputedStep:
     """A step that was computed when it was launched."""
+
+    held = False
 
     def __init__(self, output: UnifiedOutput) -> None:
         self._output = output
@@ -101,7 +110,7 @@ class PendingSteps:
                 if before is not None and not before.done():
                     await asyncio.wait((before,))
             began = max(began, self.ended_at)
-            await self._until(launched.ready, began, patience)
+            await self._until(launched, began, patience)
             check()
             output = launched.result()
             self.ended_at = self._clock()
@@ -145,13 +154,17 @@ class PendingSteps:
         while self._last is not None and not self._last.done():
             await asyncio.wait((self._last,))
 
-    async def _until(
-        self, ready: Callable[[], bool], began: float, patience: Callable[[], float] | None
-    ) -> None:
-        """Yield to the event loop until `ready()` is true. Raises ExecutorDied."""
+    async def _until(self, step: PendingStep, began: float, patience: Callable[[], float] | None) -> None:
+        """Yield to the event loop until the step is ready. Raises ExecutorDied."""
+        ready = step.ready
         if ready():
             return
-        rest = self._usual_s - (self._clock() - began) - _SPIN_S
+        # What the device waits for is not left until the step should end: its first part may be much shorter than usual.
+        while step.held and self._rest_s(began) > _NAP_S:
+            await asyncio.sleep(_NAP_S)
+            if ready():
+                return
+        rest = self._rest_s(began)
         if rest > _NAP_S:
             await asyncio.sleep(rest)
             if ready():  # since when is unknown: look much earlier next time
@@ -174,3 +187,7 @@ class PendingSteps:
                 pause = _BREATH_S if waited < 2 * _SPIN_S else max(nap, _SHORT_NAP_S)
                 time.sleep(pause)  # noqa: ASYNC251 - shorter than timers of event loops can be
                 await asyncio.sleep(0)
+
+    def _rest_s(self, began: float) -> float:
+        """Return the seconds until a step that began then is worth polling all the time."""
+        return self._usual_s - (self._clock() - began) - _SPIN_S

@@ -123,6 +123,11 @@ class LateSampler:
         for step in before:
             step.followed_by = self
 
+    @property
+    def queued(self) -> bool:
+        """See `SamplerToCome`."""
+        return self._done
+
     def start(self) -> None:
         """Start making masks, unless tokens before them are not recorded yet. Raises nothing: see `advance`."""
         if self._masks is None and self._error is None and all(step.done for step in self._before):

@@ -18,6 +18,10 @@ class SamplerToCome(Protocol):
 
     outputs: dict[int, ItemOutput]
 
+    @property
+    def queued(self) -> bool:
+        """Whether the device has all that it needs."""
+
     def start(self) -> None:
         """Start making masks, if the tokens before them are recorded."""
 
@@ -59,6 +63,11 @@ class PendingDeviceStep:
     def done(self) -> bool:
         """Whether the results were taken and recorded."""
         return self._output is not None
+
+    @property
+    def held(self) -> bool:
+        """See `PendingStep`."""
+        return self.late_sampler is not None and not self.late_sampler.queued
 
     def ready(self) -> bool:
         """See `PendingStep`."""

@@ -2,7 +2,7 @@
 
 Every text is fed as it is. `prefill` compares all tokens after the first, `decode` and `alone` the last `DECODED` of each text:
 see `quality_models`. FP8 is computed by torch here, in the numbers of a GPU: weights and activations rounded to e4m3, products
-summed in fp32.
+summed in fp32. So is `kv-int8-device`: queries and weights of keys stay as they are, which Cohort's CPU kernels round.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ CHANGES: dict[str, dict[str, str]] = {
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
     "kv-int8": {"kv_cache_dtype": "int8"},
+    "kv-int8-device": {"kv_cache_dtype": "int8", "backend": "torch"},
     "fp8": {"quantization": "fp8", "backend": "torch"},
     "kv-fp8": {"kv_cache_dtype": "fp8", "backend": "torch"},
     "fp8+kv-fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8", "backend": "torch"},

@@ -31,7 +31,7 @@ COMPILING = 0.5
 
 def row_text(key: Sequence[Any], choice: Any) -> str:
     """Return a line for the table."""
-    kinds = {"half": "HALF", "e4m3": "E4M3", "float32": "FLOAT32"}
+    kinds = {"half": "HALF", "e4m3": "E4M3", "int8": "INT8", "float32": "FLOAT32"}
     kernel, kind, shape = key
     numbers = ", ".join(
         f"{one.name}={getattr(choice, one.name)}" for one in fields(choice) if getattr(choice, one.name)

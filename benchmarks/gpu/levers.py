@@ -4,6 +4,7 @@
     chain     190 small kernels in a graph, with and without programmatic dependent launch
     library   torch's dense attention by cuDNN, the yardstick for attention of prompts
     weights   e4m3, stored formats and experts at 1 to 64 rows
+    narrow    decode attention over KV of 8 bits: tiles of 64 and 128 keys, values as they are or widened
 
 Each row is written at once. A section that fails leaves the others theirs, and the part has failed.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import chain, extend, weights
+from benchmarks.gpu import chain, extend, narrow_kv, weights
 from benchmarks.gpu.kernels import Bench, prepared
 from benchmarks.gpu.part import LIMIT, Failed, Found, Options
 
@@ -31,6 +32,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "extend": extend.measure,
     "chain": chain.measure,
     "weights": weights.measure,
+    "narrow": narrow_kv.measure,
     # Last: after a capture that failed, and a library's may, torch captures nothing more.
     "library": extend.measure_library,
 }

@@ -19,8 +19,9 @@ from benchmarks.gpu.timing import Call, noise
 from executors.kernels.triton.activation import gated
 from executors.kernels.triton.few_rows import FewRowsWorkspace, added_product, normed_product
 from executors.kernels.triton.norms import rms_norm
-from executors.kernels.triton.tuning import E4M3, HALF, Choice, Key, choose, kind_of, trying
+from executors.kernels.triton.tuning import HALF, Choice, Key, choose, kind_of, trying
 from executors.llm.attention.triton_attention import TritonAttention
+from executors.llm.memory import int8_kv
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 
@@ -158,12 +159,14 @@ def all_tuned(place: Place) -> Iterator[Tuned]:
     yield Tuned(
         key, variants(key, depth=depths, stages=(3, 4, 5), warps=(2, 4)), functools.partial(_few_rows, place)
     )
-    if not place.tiny:
-        key = ("decode_attention", E4M3, head)
-        yield Tuned(
-            key, variants(key, depth=(32, 64, 128), warps=(4, 8), stages=(3, 5)),
-            lambda: [_attention(place, "256 x 1024 in e4m3", decode, head, torch.float8_e4m3fn)],
-        )  # fmt: skip
+    if kind == HALF:
+        # Values of 8 bits are read byte by byte, or lie widened in shared memory.
+        for name, stored in (("e4m3", torch.float8_e4m3fn), ("int8", torch.int8)):
+            key = ("decode_attention", kind_of(place.dtype, stored), head)
+            yield Tuned(
+                key, variants(key, depth=(32, 64, 128), widened=(0, 1), warps=(4, 8), stages=(3, 5)),
+                functools.partial(_narrow, place, f"256 x 1024 in {name}", decode, head, stored),
+            )  # fmt: skip
     key = ("rms_norm", "", "")
     yield Tuned(key, variants(key, depth=(256, 512, 1024)), functools.partial(_norm, place))
     key = ("gated", "", "")
@@ -183,10 +186,8 @@ def _attention(place: Place, title: str, items: Items, dim: int, stored: torch.d
     )
     pages = sum(-(-(new + past) // PAGE) for new, past in items)
     cache = KvCache(spec, pages, PAGE)
-    for number, layer in enumerate(cache.layers):
-        layer.copy_(
-            torch.randn(layer.shape, device=place.device, generator=noise(place.device)) * (1 + number)
-        )
+    for number in range(layers):
+        fill(cache, number, 1.0 + number)
     step = step_of(items, pages, PAGE)
     q = place.random(len(step.token_ids), heads, dim)
 
@@ -196,7 +197,26 @@ def _attention(place: Place, title: str, items: Items, dim: int, stored: torch.d
             0, q
         )
 
-    return Work(title, _attended(q, cache.layers[0], step, dim**-0.5), bind)
+    kv, peaks = cache.parts(0)
+    return Work(
+        title, _attended(q, kv if peaks is None else int8_kv.widened(kv, peaks), step, dim**-0.5), bind
+    )
+
+
+def _narrow(place: Place, title: str, items: Items, dim: int, stored: torch.dtype) -> list[Work]:
+    return [_attention(place, title, items, dim, stored)]
+
+
+def fill(cache: KvCache, layer: int, size: float) -> None:
+    """Fill a layer with normal numbers times `size`, the same for the same shape, as its dtype holds them."""
+    (kv, peaks), device = cache.parts(layer), cache.spec.device
+    drawn = torch.randn(kv.shape, device=device, generator=noise(device)) * size
+    if peaks is None:
+        kv.copy_(drawn)
+        return
+    codes, largest = int8_kv.narrowed(drawn)
+    kv.copy_(codes)
+    peaks.copy_(largest)
 
 
 def _attended(q: torch.Tensor, kv: torch.Tensor, step: Any, scale: float) -> torch.Tensor:

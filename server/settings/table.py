@@ -203,7 +203,7 @@ class Settings:
     )
     kv_cache_dtype: str = text(
         "auto",
-        "Data type of keys and values: auto (the model's dtype), int8 (on a CPU, a scale per head and token) or fp8 (e4m3). With "
+        "Data type of keys and values: auto (the model's dtype), int8 (a scale per head and token) or fp8 (e4m3). With "
         "int8 or fp8, nearly twice as many tokens fit into memory as with bfloat16.",
     )
     gpu_memory_utilization: float = number(

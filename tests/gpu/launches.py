@@ -21,10 +21,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction
 
+from benchmarks.gpu.narrow_kv import FORMS, STORED
 from executors.kernels import triton as package
 from executors.kernels.lora_tiles import most_tiles
 from executors.kernels.shaping_layout import row_words
 from executors.kernels.triton import tuning
+from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
 from executors.kernels.triton.lora import add_lora
 from executors.kernels.triton.shared_extend import (
     FASTEST,
@@ -39,8 +41,10 @@ from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.fused.triton_experts import triton_experts
 from executors.llm.kernel_support.kernel_choice import fuse
 from executors.llm.lora.device import DeviceWeights
+from executors.llm.memory import int8_kv
+from executors.llm.memory.kv_cache import KvCache
 from executors.llm.memory.paged_kv import PagedKv
-from executors.llm.model.caches import kv_group
+from executors.llm.model.caches import KvSpec, kv_group
 from executors.llm.model.config import DecoderConfig, parse_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.model.fp8 import E4M3, Fp8Plan
@@ -124,9 +128,9 @@ _MINISTRAL = _SMALL | {
 @dataclass(frozen=True, slots=True)
 class Case:
     """A model as it is served. `fields` of its config.json; `fp8`: "rows" or "blocks" of its weights share a scale; `stored`:
-    formats of its weights as a file holds them, in turn; `narrow`: KV in e4m3. `every`: all steps that have a graph, else
-    those that differ most. `lora_rank`: highest rank of LoRA adapters, 0: there are none. `sinks`: heads
-    have sinks."""
+    formats of its weights as a file holds them, in turn; `narrow`: KV in e4m3, `whole`: in int8. `every`: all steps that have a
+    graph, else those that differ most. `lora_rank`: highest rank of LoRA adapters, 0: there are none. `sinks`: heads have
+    sinks."""
 
     name: str
     fields: dict[str, Any]
@@ -135,6 +139,7 @@ class Case:
     fp8: str | None = None
     stored: tuple[str, ...] = ()
     narrow: bool = False
+    whole: bool = False
     steady: bool = False
     every: bool = False
     lora_rank: int = 0
@@ -151,6 +156,7 @@ CASES = (
     Case("Qwen3-8B", _LARGE),
     Case("Qwen3-8B, deterministic", _LARGE, steady=True),
     Case("Qwen3-8B, e4m3 KV", _LARGE, narrow=True),
+    Case("Qwen3-8B, int8 KV", _LARGE, whole=True),
     Case("Qwen3-8B, e4m3 weights", _LARGE, fp8="rows"),
     Case("Qwen3-8B, e4m3 blocks", _LARGE, fp8="blocks"),
     Case("Qwen3-8B, Q4_K_M", _LARGE, stored=("Q4_K", "Q4_K", "Q6_K")),
@@ -180,21 +186,26 @@ CASES = (
     # The rest: each head size, group, page and type beside each other, with and without a window and softcap.
     Case("64 / 1, fp16", _heads(_MISTRAL, 8, 8, 64), _FP16, 32),
     Case("64 / 2, e4m3 KV", _heads(_SMALL, 16, 8, 64), _BF16, 64, narrow=True),
+    Case("64 / 8, window, int8 KV", _heads(_MISTRAL, 16, 2, 64), _FP16, 32, whole=True),
     Case("64 / 8, capped, fp32", _heads(_GEMMA, 16, 2, 64), _FP32, 16),
     Case("128 / 1, capped, e4m3 KV", _heads(_GEMMA, 8, 8, 128), _FP16, 32, narrow=True),
     Case("128 / 2, fp32", _SMALL, _FP32, 64),
     Case("128 / 8, fp16", _heads(_MISTRAL, 32, 4, 128), _FP16, 16),
     Case("256 / 1, fp32", _heads(_MISTRAL, 4, 4, 256), _FP32, 64),
     Case("256 / 2, capped, e4m3 KV", _GEMMA, _BF16, 64, narrow=True),
+    Case("256 / 4, capped, int8 KV", _heads(_GEMMA, 4, 1, 256), _BF16, 16, whole=True),
     Case("256 / 8, fp16", _heads(_SMALL, 16, 2, 256), _FP16, 32),
     # Sizes that are filled up to a power of two, and groups that leave rows of a tile empty.
     Case("80 / 3", _heads(_SMALL, 24, 8, 80)),
     Case("96 / 5, fp16", _heads(_MISTRAL, 40, 8, 96), _FP16, 32),
     Case("112 / 6, e4m3 KV", _heads(_SMALL, 48, 8, 112), _BF16, 16, narrow=True),
+    Case("112 / 6, int8 KV", _heads(_SMALL, 48, 8, 112), _BF16, 16, whole=True),
+    Case("64 / 8, sinks, int8 KV", _heads(_SMALL, 64, 8, 64), _BF16, 32, whole=True, sinks=True),
     Case("192 / 7, capped", _heads(_GEMMA, 28, 4, 192), _BF16, 64),
     # Heads of 512, as in Gemma 4's layers without a window, and sinks, as in gpt-oss.
     Case("512 / 8", _heads(_SMALL, 8, 1, 512)),
     Case("512 / 4, capped, e4m3 KV", _heads(_GEMMA, 16, 4, 512), _FP16, 64, narrow=True),
+    Case("512 / 8, int8 KV", _heads(_SMALL, 8, 1, 512), whole=True),
     Case("512 / 2, fp32", _heads(_SMALL, 4, 2, 512), _FP32),
     Case("64 / 8, sinks", _heads(_MISTRAL, 64, 8, 64, sliding_window=128), sinks=True),
     Case("64 / 8, sinks, e4m3 KV", _heads(_SMALL, 64, 8, 64), _BF16, 32, narrow=True, sinks=True),
@@ -230,6 +241,7 @@ class Heads:
     dtype: torch.dtype = _BF16
     page: int = 16
     narrow: bool = False
+    whole: bool = False
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
@@ -239,8 +251,9 @@ _MEASURED = (Heads(16, 8, 128), Heads(32, 8, 128))
 """Those of `benchmarks/gpu/extend.py`: Qwen3-0.6B and 8B."""
 SHARED_EXTEND: dict[LoopOptions, tuple[Heads, ...]] = {
     FASTEST: (
-        *_MEASURED, Heads(32, 8, 128, narrow=True), Heads(32, 8, 128, page=64), Heads(28, 4, 128, _FP16),
-        Heads(32, 8, 128, window=4096), Heads(16, 8, 256, window=4096, softcap=50.0), Heads(8, 8, 64, _FP16, 32),
+        *_MEASURED, Heads(32, 8, 128, narrow=True), Heads(32, 8, 128, whole=True), Heads(32, 8, 128, page=64),
+        Heads(28, 4, 128, _FP16), Heads(32, 8, 128, window=4096), Heads(16, 8, 256, window=4096, softcap=50.0),
+        Heads(8, 8, 64, _FP16, 32),
         Heads(24, 8, 80), Heads(48, 8, 112, narrow=True), Heads(64, 8, 64, window=128, sinks=True),
     ),
     **dict.fromkeys(
@@ -252,6 +265,10 @@ SHARED_EXTEND: dict[LoopOptions, tuple[Heads, ...]] = {
     ),
 }  # fmt: skip
 """Options of the loop over keys, each with the heads for which it is compiled."""
+
+
+NARROW_FORMS = tuple((stored, *form) for name, stored in STORED.items() for form in FORMS[name])
+"""Of decode attention over KV of 8 bits: its dtype, keys of a tile, whether values are widened before they are multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +359,9 @@ def record(cases: tuple[Case, ...] = CASES, target: GPUTarget = HOPPER) -> list[
             for heads in cases_of:
                 recorder.case = f"shared extend, {heads}, {options}"
                 _share_keys(heads, options)
+        for stored, tile, widened in NARROW_FORMS:
+            recorder.case = f"decode over {stored}, tiles of {tile}, widened {widened}"
+            _decode(stored, tile, widened)
         for dtype in (torch.bfloat16, torch.float16):
             recorder.case = f"experts of gpt-oss, {dtype}"
             _mix(dtype)
@@ -358,7 +378,7 @@ def _serve(case: Case) -> None:
     model = Decoder(config, case.dtype, META, fp8=plan, each_layer=each_layer)
     if stored:
         keep_head(model, stored)
-    model.kv_dtype = E4M3 if case.narrow else None
+    model.kv_dtype = E4M3 if case.narrow else torch.int8 if case.whole else None
     model.prepare(MAX_LEN)
     if case.steady:
         model.be_steady()
@@ -405,7 +425,10 @@ def _share_keys(heads: Heads, options: LoopOptions) -> None:
     """One launch of `shared_extend_attention`."""
     kv_dtype = E4M3 if heads.narrow else heads.dtype
     q = torch.empty(64, heads.heads, heads.dim, dtype=heads.dtype, device=META)
-    kv = torch.empty(2, 8, heads.kv_heads, heads.page, heads.dim, dtype=kv_dtype, device=META)
+    kv, peaks = torch.empty(2, 8, heads.kv_heads, heads.page, heads.dim, dtype=kv_dtype, device=META), None
+    if heads.whole:
+        layer = torch.empty(2, 8, heads.kv_heads, heads.page * (heads.dim + 4), dtype=torch.int8, device=META)
+        kv, peaks = int8_kv.views(layer, heads.page, heads.dim)
     tiles, pieces, items, tables = (
         torch.empty(shape, dtype=torch.int32, device=META) for shape in ((1, 2), (8, 6), (1,), (1, 512))
     )
@@ -413,8 +436,25 @@ def _share_keys(heads: Heads, options: LoopOptions) -> None:
     shared_extend_attention(
         q, kv, torch.empty_like(q), tiles, pieces, items, items, items, tables, heads.dim**-0.5, workspace,
         window=heads.window, softcap=heads.softcap, options=options,
-        sinks=torch.empty(heads.heads, dtype=heads.dtype, device=META) if heads.sinks else None,
+        sinks=torch.empty(heads.heads, dtype=heads.dtype, device=META) if heads.sinks else None, peaks=peaks,
     )  # fmt: skip
+
+
+def _decode(stored: torch.dtype, tile: int, widened: int) -> None:
+    """One launch of `decode_attention` over KV of 8 bits, in a form that a GPU run can choose."""
+    heads = Heads(16, 8, 128)
+    q = torch.empty(4, heads.heads, heads.dim, dtype=heads.dtype, device=META)
+    spec = KvSpec(1, heads.heads, heads.kv_heads, heads.dim, heads.dtype, META, 1.0, None, (None,), stored)
+    kv, peaks = KvCache(spec, 8, heads.page).parts(0)
+    pieces, tables, lengths = (
+        torch.empty(shape, dtype=torch.int32, device=META) for shape in ((8, 6), (4, 512), (4,))
+    )
+    key = "decode_attention", tuning.kind_of(heads.dtype, stored), heads.dim
+    with tuning.trying({key: replace(tuning.choose(*key), depth=tile, widened=widened)}):
+        decode_attention(
+            q, kv, torch.empty_like(q), tables, lengths, 1.0, pieces,
+            DecodeWorkspace(8, heads.heads, heads.kv_heads, heads.dim, META), peaks=peaks,
+        )  # fmt: skip
 
 
 def _mix(dtype: torch.dtype) -> None:

@@ -43,7 +43,7 @@ class Shared:
 
     def attend(
         self, pieces: np.ndarray, window: int | None, softcap: float | None, options: LoopOptions = FASTEST, *,
-        kv: torch.Tensor | None = None, scales: tuple[float, float] = (1.0, 1.0),
+        kv: torch.Tensor | None = None, scales: tuple[float, float] = (1.0, 1.0), peaks: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         batch, out = self.batch, fresh(self.batch)
         places = max(1, num_places(pieces))
@@ -54,7 +54,7 @@ class Shared:
         shared_extend_attention(
             batch.q.to(DEVICE), there, out, on(self.tiles), on(pieces), on(batch.starts), on(batch.q_lens), on(batch.past),
             on(batch.tables), batch.dim**-0.5, workspace, window=window, softcap=softcap, kv_scales=scales, options=options,
-            sinks=batch.sinks_there,
+            sinks=batch.sinks_there, peaks=peaks,
         )  # fmt: skip
         assert not workspace.arrived.any(), "the next layer would add up too early"
         return out

@@ -19,6 +19,7 @@ from executors.kernels.triton.few_rows import FewRowsWorkspace, cut
 from executors.kernels.triton.lora import splits_of
 from executors.kernels.triton.tuning import E4M3, FLOAT32, HALF, HEADS, Choice, choose, rows, trying
 from executors.llm.attention.triton_attention import piece_rule
+from executors.llm.kernel_support.kernel_check import MOST_SPLITS, border_lengths
 from executors.llm.model.caches import KvSpec
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -92,6 +93,17 @@ def test_every_architecture_has_every_row(architecture: int) -> None:
         assert changed == wide | {("stored_tile", HALF, 64)}
     else:  # Blackwell's own matrix instructions take no codes from registers
         assert changed == (stored if architecture in (100, 103) else set())
+
+
+def test_the_check_at_the_start_knows_the_largest_tile() -> None:
+    """Lengths that end at, before and behind a border of a tile, and one with a tile for each of its pieces."""
+    spec = KvSpec(1, 16, 8, 128, BF16, torch.device("cpu"), 0.1, None, (None,), torch.float8_e4m3fn)
+    key = "decode_attention", E4M3, 128
+    usual = border_lengths(spec, 16)
+    assert usual[0] == MOST_SPLITS * 64 and {127, 128, 129} <= {*usual}
+    with trying({key: replace(choose(*key), depth=128)}):
+        larger = border_lengths(spec, 16)
+    assert larger[0] == MOST_SPLITS * 128 and {255, 256, 257} <= {*larger}
 
 
 def test_a_launcher_reads_the_row_and_a_trial_ends() -> None:

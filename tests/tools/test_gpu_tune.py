@@ -103,7 +103,7 @@ def test_time_that_is_up_leaves_candidates_untried(monkeypatch: pytest.MonkeyPat
 def test_a_row_can_be_put_into_the_table() -> None:
     for key, choice in rows(90).items():
         text = gpu_tune.row_text(key, choice)
-        names = {"HALF": "half", "E4M3": "e4m3", "FLOAT32": "float32", "Choice": Choice}
+        names = {"HALF": "half", "E4M3": "e4m3", "INT8": "int8", "FLOAT32": "float32", "Choice": Choice}
         assert eval(f"{{{text}}}", names) == {key: choice}
 
 

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.int8_kv import factors
 from executors.kernels.triton.tile import add_sink, attend_tile
 from executors.kernels.triton.tuning import Choice, choose, head_class, kind_of
 
@@ -70,12 +71,12 @@ def _add_up(
 # Numbers that change from step to step take any value: a kernel compiled for some of them would be compiled while requests wait.
 @triton.jit(do_not_specialize=["table_stride"])
 def _split_kernel(
-    q, keys, values, out, partial, lse, arrived, sinks, pieces, items, tables, lengths,
+    q, keys, values, key_peaks, value_peaks, out, partial, lse, arrived, sinks, pieces, items, tables, lengths,
     table_stride, scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, ITEMS: tl.constexpr,
     WORDS: tl.constexpr, GROUP_PAD: tl.constexpr, PIECES: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
-    SINKS: tl.constexpr,
+    SINKS: tl.constexpr, WIDENED: tl.constexpr,
 ):  # fmt: skip
     """One (piece, key head), heads first: programs that start together read one page's heads, which are adjacent. `out`
     receives the result of a row's only piece, zeros if it has no keys. If a row has several pieces, `partial` and `lse`
@@ -112,8 +113,8 @@ def _split_kernel(
         if WINDOW:  # before the window the table may name blocks of other sequences
             there &= place >= first
         best, total, mixed = attend_tile(
-            query, keys, values, table, head, place, there, there[None, :], best, total, mixed, scale, softcap,
-            STRIDE, HEAD, DIM, DIM_PAD, PAGE, SOFTCAP,
+            query, keys, values, key_peaks, value_peaks, table, head, place, there, there[None, :], best, total, mixed, scale,
+            softcap, STRIDE, HEAD, DIM, DIM_PAD, PAGE, SOFTCAP, WIDENED=WIDENED,
         )  # fmt: skip
     if SINKS:  # noqa: SIM102 - of constants and numbers Triton evaluates both sides
         if count == 1:  # else once, where the pieces are added up
@@ -165,15 +166,15 @@ def decode_attention(
     q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor,
     scale: float, pieces: torch.Tensor, workspace: DecodeWorkspace, *,
     window: int | None = None, softcap: float | None = None, items: torch.Tensor | None = None,
-    kv_scales: tuple[float, float] = (1.0, 1.0), sinks: torch.Tensor | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0), sinks: torch.Tensor | None = None, peaks: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Write the attention of one query per sequence to `out` [T, heads, head_dim].
 
     `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous but for the strides of
-    sides, pages and heads; or `kv` in e4m3, which the `kv_scales` of keys and values multiply. `tables` int32 [n, pages of the
-    longest], contiguous; `lengths` int32 [n]: tokens of each sequence, its query's included. `items` int32 [rows, 2] lists
-    (sequence, row of q) if they are not the same for all. `sinks` [heads], contiguous: a logit of each head that takes a share of
-    the softmax and has no value; None for none.
+    sides, pages and heads; or `kv` in e4m3, which the `kv_scales` of keys and values multiply; or codes in int8 with `peaks`, see
+    `int8_kv.factors`. `tables` int32 [n, pages of the longest], contiguous; `lengths` int32 [n]: tokens of each sequence, its
+    query's included. `items` int32 [rows, 2] lists (sequence, row of q) if they are not the same for all. `sinks` [heads],
+    contiguous: a logit of each head that takes a share of the softmax and has no value; None for none.
 
     `pieces` int32 [k, 6], contiguous: the division of the rows' keys, see `key_pieces.PieceRule.cut`. Keys outside all pieces
     of a row are not computed, and a row without any piece is not written. There may be at most as many pieces as `workspace`
@@ -185,13 +186,14 @@ def decode_attention(
     pad, group_pad = triton.next_power_of_2(dim), triton.next_power_of_2(group)
     if len(pieces) > workspace.pieces:
         raise ValueError(f"{len(pieces)} pieces, and room for {workspace.pieces}")
+    key_peaks, value_peaks, key_factor, value_factor = factors(kv, peaks, kv_scales)
     _split_kernel[(kv_heads * len(pieces),)](
-        q, kv[0], kv[1], out, workspace.partial, workspace.lse, workspace.arrived, sinks, pieces, items, tables, lengths,
-        tables.stride(0), scale * kv_scales[0], kv_scales[1], softcap or 1.0, window or 0,
+        q, kv[0], kv[1], key_peaks, value_peaks, out, workspace.partial, workspace.lse, workspace.arrived, sinks,
+        pieces, items, tables, lengths, tables.stride(0), scale * key_factor, value_factor, softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=max(MIN_ROWS, group_pad), DIM=dim, DIM_PAD=pad, PAGE=page,
         TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None,
         ITEMS=items is not None, WORDS=pieces.shape[1], GROUP_PAD=group_pad,
         PIECES=max(2, tile.merged // (group_pad * pad)), STRIDE=kv.stride(1), HEAD=kv.stride(2), SINKS=sinks is not None,
-        num_warps=tile.warps, num_stages=tile.stages,
+        WIDENED=tile.widened == 1, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

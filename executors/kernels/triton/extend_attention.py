@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.int8_kv import factors
 from executors.kernels.triton.tile import add_sink, attend_tile
 from executors.kernels.triton.tuning import choose, head_class, kind_of
 
@@ -19,7 +20,7 @@ from executors.kernels.triton.tuning import choose, head_class, kind_of
 # See `_split_kernel`.
 @triton.jit(do_not_specialize=["table_stride"])
 def _extend_kernel(
-    q, keys, values, out, sinks, tiles, q_starts, q_lens, pos_offsets, tables, table_stride,
+    q, keys, values, key_peaks, value_peaks, out, sinks, tiles, q_starts, q_lens, pos_offsets, tables, table_stride,
     scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
@@ -62,7 +63,7 @@ def _extend_kernel(
         if WINDOW:
             visible &= place[None, :] > own[:, None] - window
         best, total, mixed = attend_tile(
-            block, keys, values, table, head, place, there, visible, best, total, mixed, scale, softcap,
+            block, keys, values, key_peaks, value_peaks, table, head, place, there, visible, best, total, mixed, scale, softcap,
             STRIDE, HEAD, DIM, DIM_PAD, PAGE, SOFTCAP,
         )  # fmt: skip
     if SINKS:
@@ -97,13 +98,14 @@ def extend_attention(
     q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, tiles: torch.Tensor, q_starts: torch.Tensor,
     q_lens: torch.Tensor, pos_offsets: torch.Tensor, tables: torch.Tensor, scale: float, *,
     window: int | None = None, softcap: float | None = None, kv_scales: tuple[float, float] = (1.0, 1.0),
-    sinks: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None, peaks: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Write the attention of the queries in `tiles` to `out` [T, heads, head_dim]: `query_tiles` of rows_per_tile // group for
     queries of this dtype.
 
     `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous but for the strides of
-    sides, pages and heads; or `kv` in e4m3, which the `kv_scales` of keys and values multiply. int32 per item: `q_starts` its
+    sides, pages and heads; or `kv` in e4m3, which the `kv_scales` of keys and values multiply; or codes in int8 with `peaks`, see
+    `int8_kv.factors`. int32 per item: `q_starts` its
     first row of q, `q_lens` its rows, `pos_offsets` its tokens in the cache before them; `tables` int32 [n, pages]. A tile that
     begins after its item's queries (padding of a graph) writes nothing. `sinks`: see `decode_attention`.
     """
@@ -116,9 +118,10 @@ def extend_attention(
     )
     # A larger group makes more rows than the table's.
     warps = tile.warps if rows == tile.rows else max(tile.warps, 8 if rows >= 128 else 4)
+    key_peaks, value_peaks, key_factor, value_factor = factors(kv, peaks, kv_scales)
     _extend_kernel[(len(tiles) * kv_heads,)](
-        q, kv[0], kv[1], out, sinks, tiles, q_starts, q_lens, pos_offsets, tables, tables.stride(0),
-        scale * kv_scales[0], kv_scales[1], softcap or 1.0, window or 0,
+        q, kv[0], kv[1], key_peaks, value_peaks, out, sinks, tiles, q_starts, q_lens, pos_offsets, tables, tables.stride(0),
+        scale * key_factor, value_factor, softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,
         TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None, STRIDE=kv.stride(1), HEAD=kv.stride(2),
         SINKS=sinks is not None, num_warps=warps, num_stages=tile.stages,

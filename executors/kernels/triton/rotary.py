@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from executors.kernels.triton.fp8 import to_e4m3
+from executors.kernels.triton.int8_kv import factors, peak_of, to_codes
 from executors.kernels.triton.tuning import choose
 
 
@@ -44,7 +45,7 @@ def _normed(
 
 @triton.jit
 def _rotary_kernel(
-    qkv, q, keys, values, cells, positions, table, norms, query_factors, eps, key_factor, value_factor,
+    qkv, q, keys, values, key_peaks, value_peaks, cells, positions, table, norms, query_factors, eps, key_factor, value_factor,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     REST: tl.constexpr, REST_PAD: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, PLUS_ONE: tl.constexpr,
     ROTATE: tl.constexpr, HEADS_PAD: tl.constexpr, E4M3: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
@@ -103,7 +104,18 @@ def _rotary_kernel(
             at = keys + place
         else:
             at = values + place
-        if E4M3:
+        if key_peaks is not None:
+            if part == 1:
+                peaks = key_peaks
+            else:
+                peaks = value_peaks
+            peak = peak_of(one, two, tail)
+            tl.store(at + at_one[None, :], to_codes(one, peak), mask=is_low)
+            tl.store(at + at_two[None, :], to_codes(two, peak), mask=is_low)
+            tl.store(at + at_tail[None, :], to_codes(tail, peak), mask=is_rest)
+            peak_at = cell // PAGE * (STRIDE // 4) + heads * (HEAD // 4) + cell % PAGE
+            tl.store(peaks + peak_at, peak, mask=heads < count)
+        elif E4M3:
             narrowing = tl.where(part == 1, key_factor, value_factor)
             tl.store(at + at_one[None, :], to_e4m3(one * narrowing), mask=is_low)
             tl.store(at + at_two[None, :], to_e4m3(two * narrowing), mask=is_low)
@@ -119,7 +131,7 @@ def rotate_and_store(
     qkv: torch.Tensor, kv: torch.Tensor, cells: torch.Tensor, num_heads: int, *,
     positions: torch.Tensor | None = None, table: torch.Tensor | None = None, norms: torch.Tensor | None = None,
     eps: float = 0.0, plus_one: bool = False, kv_scales: tuple[float, float] = (1.0, 1.0), neighbours: bool = False,
-    norm_last: bool = False, query_factors: torch.Tensor | None = None,
+    norm_last: bool = False, query_factors: torch.Tensor | None = None, peaks: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return queries [T, num_heads, head_dim], ready for attention; write keys and values to the cache.
 
@@ -130,6 +142,7 @@ def rotate_and_store(
     and j + rotated / 2. `norms` [num_heads + kv_heads, head_dim]: an RMS norm of each head applied first, or after rotation if
     `norm_last`, with the factor 1 + norms if `plus_one`. `query_factors` float32 [positions] multiply the queries in the end.
     A `kv` in e4m3 receives keys and values divided by `kv_scales` and rounded; too large values become the largest number.
+    One in int8 receives codes, and `peaks` what they are multiples of, see `int8_kv`.
     """
     _, _, kv_heads, page, dim = kv.shape
     q = torch.empty(len(qkv), num_heads, dim, dtype=qkv.dtype, device=qkv.device)
@@ -137,8 +150,10 @@ def rotate_and_store(
         return q
     half = dim // 2 if table is None else table.shape[-1]
     rest = dim - 2 * half
+    key_peaks, value_peaks, *_ = factors(kv, peaks, kv_scales)
     _rotary_kernel[(len(qkv), 3)](
-        qkv, q, kv[0], kv[1], cells, positions, table, norms, query_factors, eps, 1.0 / kv_scales[0], 1.0 / kv_scales[1],
+        qkv, q, kv[0], kv[1], key_peaks, value_peaks, cells, positions, table, norms, query_factors, eps,
+        1.0 / kv_scales[0], 1.0 / kv_scales[1],
         HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=half, HALF_PAD=triton.next_power_of_2(half),
         REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)), PAGE=page, NORM=norms is not None, PLUS_ONE=plus_one,
         ROTATE=table is not None, HEADS_PAD=triton.next_power_of_2(max(num_heads, kv_heads)),

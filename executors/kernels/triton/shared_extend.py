@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from executors.kernels.triton.extend_attention import rows_per_tile
+from executors.kernels.triton.int8_kv import factors
 from executors.kernels.triton.tile import LOG2_E, add_sink, attend_tile
 
 
@@ -55,7 +56,8 @@ FASTEST = LoopOptions()
 
 @triton.jit
 def _attend_keys(
-    begin, end, block, keys, values, table, head, seen_from, last, own, best, total, mixed, scale, softcap, window,
+    begin, end, block, keys, values, key_peaks, value_peaks, table, head, seen_from, last, own, best, total, mixed,
+    scale, softcap, window,
     STRIDE: tl.constexpr, HEAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WHOLE: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
@@ -69,7 +71,7 @@ def _attend_keys(
             there &= place >= seen_from
             visible &= place[None, :] > own[:, None] - window
         best, total, mixed = attend_tile(
-            block, keys, values, table, head, place, there, visible, best, total, mixed, scale, softcap,
+            block, keys, values, key_peaks, value_peaks, table, head, place, there, visible, best, total, mixed, scale, softcap,
             STRIDE, HEAD, DIM, DIM_PAD, PAGE, SOFTCAP, WHOLE, BASE2, NEAR,
         )  # fmt: skip
     return best, total, mixed
@@ -77,7 +79,8 @@ def _attend_keys(
 
 @triton.jit
 def _attend_piece(
-    low, last, first, after, block, keys, values, table, head, own, best, total, mixed, scale, softcap, window,
+    low, last, first, after, block, keys, values, key_peaks, value_peaks, table, head, own, best, total, mixed,
+    scale, softcap, window,
     STRIDE: tl.constexpr, HEAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, SKIP_MASKS: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
@@ -91,21 +94,21 @@ def _attend_piece(
             hidden = after - window
             middle = tl.minimum(low + (tl.maximum(hidden - low, 0) + TILE - 1) // TILE * TILE, last)
             best, total, mixed = _attend_keys(
-                low, middle, block, keys, values, table, head, seen_from, last, own, best, total, mixed, scale,
-                softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
+                low, middle, block, keys, values, key_peaks, value_peaks, table, head, seen_from, last, own, best, total, mixed,
+                scale, softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
             )  # fmt: skip
             low = tl.maximum(low, middle)
         # The first query sees all keys before this one, and so do the others.
         common = tl.minimum(last, first + 1)
         middle = low + tl.maximum(common - low, 0) // TILE * TILE
         best, total, mixed = _attend_keys(
-            low, middle, block, keys, values, table, head, seen_from, last, own, best, total, mixed, scale, softcap,
-            window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, False, True, BASE2, NEAR,
+            low, middle, block, keys, values, key_peaks, value_peaks, table, head, seen_from, last, own, best, total, mixed,
+            scale, softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, False, True, BASE2, NEAR,
         )  # fmt: skip
         low = middle
     best, total, mixed = _attend_keys(
-        low, last, block, keys, values, table, head, seen_from, last, own, best, total, mixed, scale, softcap, window,
-        STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
+        low, last, block, keys, values, key_peaks, value_peaks, table, head, seen_from, last, own, best, total, mixed,
+        scale, softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
     )  # fmt: skip
     return best, total, mixed
 
@@ -151,8 +154,8 @@ def _add_tiles(
 # Numbers that change from step to step take any value, see `_split_kernel`.
 @triton.jit(do_not_specialize=["table_stride"])
 def _shared_extend_kernel(
-    q, keys, values, out, partial, lse, arrived, sinks, tiles, pieces, q_starts, q_lens, pos_offsets, tables, table_stride,
-    scale, value_scale, softcap, window,
+    q, keys, values, key_peaks, value_peaks, out, partial, lse, arrived, sinks, tiles, pieces,
+    q_starts, q_lens, pos_offsets, tables, table_stride, scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WORDS: tl.constexpr,
     SKIP_MASKS: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
@@ -190,9 +193,9 @@ def _shared_extend_kernel(
     mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
     table = tables + item.to(tl.int64) * table_stride
     best, total, mixed = _attend_piece(
-        low, last, offset + begin, offset + tl.minimum(begin + QUERIES, q_len), block, keys, values, table, head, offset + query,
-        best, total, mixed, scale, softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, SKIP_MASKS, BASE2,
-        NEAR,
+        low, last, offset + begin, offset + tl.minimum(begin + QUERIES, q_len), block, keys, values, key_peaks, value_peaks,
+        table, head, offset + query, best, total, mixed, scale, softcap, window,
+        STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, SKIP_MASKS, BASE2, NEAR,
     )  # fmt: skip
     if SINKS:  # noqa: SIM102 - of constants and numbers Triton evaluates both sides
         if count == 1:  # else once, where the pieces are added up
@@ -256,6 +259,7 @@ def shared_extend_attention(
     q_starts: torch.Tensor, q_lens: torch.Tensor, pos_offsets: torch.Tensor, tables: torch.Tensor, scale: float,
     workspace: ExtendWorkspace, *, window: int | None = None, softcap: float | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0), options: LoopOptions = FASTEST, sinks: torch.Tensor | None = None,
+    peaks: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Write the attention of the queries in `tiles` to `out` [T, heads, head_dim]; see `extend_attention`, whose arguments
     have the same meaning. Of float32 and of heads of 512 the kernel spills registers: it is right, and nothing to
@@ -270,9 +274,11 @@ def shared_extend_attention(
     group, pad = heads // kv_heads, triton.next_power_of_2(dim)
     rows, wide = options.rows or rows_per_tile(group, dim), q.dtype == torch.float32
     base = math.log2(math.e) if options.base2 and softcap is None else 1.0
+    key_peaks, value_peaks, key_factor, value_factor = factors(kv, peaks, kv_scales)
     _shared_extend_kernel[(len(pieces) * kv_heads,)](
-        q, kv[0], kv[1], out, workspace.partial, workspace.lse, workspace.arrived, sinks, tiles, pieces, q_starts, q_lens,
-        pos_offsets, tables, tables.stride(0), scale * kv_scales[0] * base, kv_scales[1], softcap or 1.0, window or 0,
+        q, kv[0], kv[1], key_peaks, value_peaks, out, workspace.partial, workspace.lse, workspace.arrived, sinks,
+        tiles, pieces, q_starts, q_lens, pos_offsets, tables, tables.stride(0),
+        scale * key_factor * base, value_factor, softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,
         TILE=options.tile or keys_per_loop(q.dtype, dim), SOFTCAP=softcap is not None, WINDOW=window is not None,
         WORDS=pieces.shape[1], SKIP_MASKS=options.skip_masks, BASE2=options.base2, NEAR=options.near,

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-HALF, E4M3, FLOAT32 = "half", "e4m3", "float32"
-"""Element kinds: bfloat16 or float16; keys and values, or weights, of 8 bits; float32, which no matrix instruction computes."""
+HALF, E4M3, INT8, FLOAT32 = "half", "e4m3", "int8", "float32"
+"""Element kinds: bfloat16 or float16; keys and values, or weights, of 8 bits; keys and values of 8 bits with a scale each;
+float32, which no matrix instruction computes."""
 TUNED_ON = 90
 """Architecture whose rows are measured: that of H100 and H200."""
 PROCESSORS = 132
@@ -38,7 +39,8 @@ class Choice:
     `warps` and `stages` as Triton counts them. `rows`, `outputs` and `depth` of a program's tile: rows of the left operand (or
     queries), results per row, elements of the sum at a time (or keys). `merged`: partial results that are added up at once.
     `parts`: most programs that share a sum, and `least` elements of each of them. `group`: neighbouring tiles that run at once.
-    `programs` of a multiprocessor that run at once. `most`: the largest size that is of this shape class.
+    `programs` of a multiprocessor that run at once. `most`: the largest size that is of this shape class. `widened`: 1 where
+    values of 8 bits lie in shared memory in 16, see `tile.attend_tile`.
     """
 
     warps: int
@@ -52,6 +54,7 @@ class Choice:
     group: int = 0
     programs: int = 0
     most: int = 0
+    widened: int = 0
 
 
 HEADS = (16, 32, 64, 128, 256, 512)
@@ -81,16 +84,16 @@ _ROWS: dict[Key, Choice] = {
     ("decode_attention", HALF, 128): replace(_DECODE, depth=32),
     ("decode_attention", HALF, 256): replace(_DECODE, depth=16),
     ("decode_attention", HALF, 512): replace(_DECODE, depth=16, programs=2),
-    **{("decode_attention", E4M3, head): _DECODE for head in HEADS},
-    ("decode_attention", E4M3, 512): replace(_DECODE, depth=16, programs=2),
+    **{("decode_attention", kind, head): _DECODE for kind in (E4M3, INT8) for head in HEADS},
+    **{("decode_attention", kind, 512): replace(_DECODE, depth=16, programs=2) for kind in (E4M3, INT8)},
     **{("decode_attention", FLOAT32, head): _WIDE_DECODE for head in HEADS},
     ("decode_attention", FLOAT32, 512): replace(_WIDE_DECODE, depth=16, stages=2, programs=1),
-    **{("extend_attention", kind, head): _EXTEND for kind in (HALF, E4M3) for head in HEADS},
-    **{("extend_attention", kind, 256): Choice(warps=4, stages=2, rows=64, depth=32) for kind in (HALF, E4M3)},
+    **{("extend_attention", kind, head): _EXTEND for kind in (HALF, E4M3, INT8) for head in HEADS},
+    **{("extend_attention", kind, 256): Choice(warps=4, stages=2, rows=64, depth=32) for kind in (HALF, E4M3, INT8)},
     **{("extend_attention", FLOAT32, head): _WIDE_EXTEND for head in HEADS},
     ("extend_attention", FLOAT32, 128): replace(_WIDE_EXTEND, depth=16),
     ("extend_attention", FLOAT32, 256): replace(_WIDE_EXTEND, depth=16, rows=64),
-    **{("extend_attention", kind, 512): Choice(warps=8, stages=2, rows=64, depth=16) for kind in (HALF, E4M3)},
+    **{("extend_attention", kind, 512): Choice(warps=8, stages=2, rows=64, depth=16) for kind in (HALF, E4M3, INT8)},
     ("extend_attention", FLOAT32, 512): replace(_WIDE_EXTEND, depth=16, rows=32),
     # One row: a program of one warp reads two whole rows of a short weight at once. A gated result is of two rows.
     ("one_row", "", "short"): Choice(warps=1, stages=3, outputs=2, depth=512, most=1024),
@@ -260,4 +263,4 @@ def kind_of(dtype: torch.dtype, stored: torch.dtype | None = None) -> str:
     """Return the element kind of activations in `dtype` over keys or weights that are `stored` in another."""
     if dtype == torch.float32:
         return FLOAT32
-    return E4M3 if stored == torch.float8_e4m3fn else HALF
+    return {torch.float8_e4m3fn: E4M3, torch.int8: INT8}.get(stored, HALF)

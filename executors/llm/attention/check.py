@@ -18,6 +18,7 @@ import torch
 
 from executors.contract.faults import no_device_memory
 from executors.llm.lean_torch import random_numbers
+from executors.llm.memory import int8_kv
 from executors.llm.memory.kv_cache import KvCache, plain
 from executors.llm.model.api import Attend
 from executors.llm.model.caches import KvSpec
@@ -30,8 +31,8 @@ far."""
 PAST = (300, 0, 5, 517, 1000)
 CHUNKS = (1, 37, 1, 200, 8)
 _SPARE = 2
-_NO_NUMBER = 0x7F
-"""NaN in e4m3."""
+_NO_NUMBER = 0xFF
+"""Bytes that are NaN in e4m3, and in the float32 of peaks."""
 
 
 class Backend(Protocol):
@@ -54,8 +55,8 @@ class Problem:
     """Sequences of random queries, keys and values, and a cache that holds the first `past` tokens of each.
 
     Cells that no token of these sequences was written to hold NaN, except for the rest of a partly filled block: a backend
-    need not expect NaN after tokens of the same sequence. There is a layer for each window of `spec`. If KV is in e4m3, keys
-    and values are representable in e4m3, so that rounding them again changes nothing.
+    need not expect NaN after tokens of the same sequence. There is a layer for each window of `spec`. If KV is in e4m3 or int8,
+    keys and values are representable in it, so that rounding them again changes nothing.
     """
 
     def __init__(
@@ -78,9 +79,11 @@ class Problem:
 
         def held(length: int, scale: float) -> torch.Tensor:
             values = random(length, spec.num_kv_heads)
-            return (
-                values if spec.kv_dtype is None else (narrowed(values, scale).float() * scale).to(spec.dtype)
-            )
+            if spec.kv_dtype is None:
+                return values
+            if spec.kv_dtype is torch.int8:
+                return int8_kv.widened(*int8_kv.narrowed(values)).to(spec.dtype)
+            return (narrowed(values, scale).float() * scale).to(spec.dtype)
 
         self.items = [
             _Item(random(n, spec.num_heads), *(held(n, scale) for scale in self._scales))
@@ -102,23 +105,32 @@ class Problem:
 
     def _fill(self, block_size: int) -> None:
         device = self.spec.device
-        narrow = self.spec.kv_dtype is not None
-        layers = [plain(layer) for layer in self.cache.layers]
-        for layer in layers:
-            layer.fill_(_NO_NUMBER if narrow else torch.nan)
+        for layer in self.cache.layers:
+            if self.spec.kv_dtype is None:
+                layer.fill_(torch.nan)
+            else:
+                layer.view(torch.uint8).fill_(_NO_NUMBER)
         for item, table, count in zip(self.items, self.tables, self.past.tolist(), strict=True):
             places = np.arange(count)
             own_blocks = torch.from_numpy(table[: -(-count // block_size)].astype(np.int64)).to(device)
             blocks = torch.from_numpy(table[places // block_size].astype(np.int64)).to(device)
             offsets = torch.from_numpy(places % block_size).to(device)
-            stored = [
-                plain(narrowed(values[:count], scale)) if narrow else values[:count]
-                for values, scale in zip((item.k, item.v), self._scales, strict=True)
-            ]
-            for layer in layers:
-                layer.index_fill_(1, own_blocks, 0)
-                for side, values in zip(layer, stored, strict=True):
-                    side.transpose(1, 2)[blocks, offsets] = values
+            for number, layer in enumerate(self.cache.layers):
+                plain(layer).index_fill_(1, own_blocks, 0)
+                self._store(number, (item.k[:count], item.v[:count]), blocks, offsets)
+
+    def _store(
+        self, layer: int, new: tuple[torch.Tensor, torch.Tensor], blocks: torch.Tensor, offsets: torch.Tensor
+    ) -> None:
+        """Write keys and values [n, kv_heads, head_dim] to places `offsets` of `blocks`, both int64 [n]."""
+        kv, peaks = self.cache.parts(layer)
+        for number, (values, scale) in enumerate(zip(new, self._scales, strict=True)):
+            if peaks is not None:
+                values, their_peaks = int8_kv.narrowed(values)
+                peaks[number].transpose(1, 2)[blocks, offsets] = their_peaks
+            elif self.spec.kv_dtype is not None:
+                values = plain(narrowed(values, scale))
+            plain(kv[number]).transpose(1, 2)[blocks, offsets] = values
 
     def step(self, backend: Backend, counts: Sequence[int]) -> float:
         """Compute the next `counts` tokens of each sequence (0: the sequence is not in this step) in every layer. Return the

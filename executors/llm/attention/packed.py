@@ -44,11 +44,12 @@ class StepMeta:
 @dataclass(frozen=True, slots=True)
 class StoredKv:
     """Where a layer's keys and values of a step are written. `kv`: the layer's memory; `cells` int32 [T]: the cell of each token,
-    negative for none; `scales` multiply keys and values when they are read."""
+    negative for none; `scales` multiply keys and values when they are read; `peaks` of those in int8, see `KvCache.parts`."""
 
     kv: torch.Tensor
     cells: torch.Tensor
     scales: tuple[float, float]
+    peaks: torch.Tensor | None = None
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from executors.llm.device.table import device_of
+from executors.llm.memory import int8_kv
 from executors.llm.memory.kv_cache import KvCache, plain
 from executors.llm.model.api import Attend
 from executors.llm.model.caches import KvSpec
@@ -82,12 +83,20 @@ class TorchAttention:
         def attend(
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
         ) -> torch.Tensor:
-            kv = cache.layers[layer]
-            scales = spec.scales(layer)
             if len(fresh):
-                plain(kv).index_fill_(1, fresh, 0)
+                plain(cache.layers[layer]).index_fill_(1, fresh, 0)
+            kv, peaks = cache.parts(layer)
+            scales = spec.scales(layer)
             sides = plain(kv).transpose(2, 3)
-            if spec.kv_dtype is not None:
+            if peaks is not None:
+                stored = [int8_kv.narrowed(new) for new in (k, v)]
+                for side, side_peaks, (codes, new_peaks) in zip(
+                    sides, peaks.transpose(2, 3), stored, strict=True
+                ):
+                    side.index_put_(cells, codes)
+                    side_peaks.index_put_(cells, new_peaks)
+                k, v = (int8_kv.widened(*new).to(q.dtype) for new in stored)
+            elif spec.kv_dtype is not None:
                 # What a token sees is what is stored, whether it is read from there or not.
                 narrow = [narrowed(new, scale) for new, scale in zip((k, v), scales, strict=True)]
                 for side, new in zip(sides, narrow, strict=True):
@@ -98,11 +107,11 @@ class TorchAttention:
                 sides[1].index_put_(cells, v)
             groups = groups_of[spec.windows[layer]]
             if len(groups) == 1:
-                return _attend_group(groups[0], q, k, v, kv, spec, scales, sinks)
+                return _attend_group(groups[0], q, k, v, kv, peaks, spec, scales, sinks)
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
             for group in groups:
                 rows = group.rows
-                out[rows] = _attend_group(group, q[rows], k[rows], v[rows], kv, spec, scales, sinks)
+                out[rows] = _attend_group(group, q[rows], k[rows], v[rows], kv, peaks, spec, scales, sinks)
             return out
 
         return attend
@@ -282,6 +291,12 @@ def _gathered(kv: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
     return copied.view(kv.dtype).reshape(2, len(tables), kv.shape[2], -1, kv.shape[4])
 
 
+def _gathered_peaks(peaks: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+    """Return the peaks [2, b, kv_heads, width * block_size] of the blocks `tables` [b, width]."""
+    copied = peaks[:, tables[:, None, :], torch.arange(peaks.shape[2], device=peaks.device)[None, :, None]]
+    return copied.flatten(3)
+
+
 def _rows(starts: np.ndarray, length: int, device: torch.device) -> torch.Tensor | slice:
     """Return the query rows of items that begin at `starts`; a slice if they are adjacent."""
     if (np.diff(starts) == length).all():
@@ -290,11 +305,11 @@ def _rows(starts: np.ndarray, length: int, device: torch.device) -> torch.Tensor
 
 
 def _attend_group(
-    group: _Group, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, spec: KvSpec,
+    group: _Group, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, peaks: torch.Tensor | None, spec: KvSpec,
     scales: tuple[float, float], sinks: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Compute attention of one group; q [b * length, heads, head_dim], and the result likewise. `scales` are those of the
-    stored `kv`; `sinks` [heads]: see `Attend`."""
+    stored `kv`, and `peaks` those in int8 have; `sinks` [heads]: see `Attend`."""
     items, length = group.items, group.length
     heads, head_dim = q.shape[1], q.shape[2]
     kv_heads = k.shape[1]
@@ -303,7 +318,11 @@ def _attend_group(
         values = v.view(items, length, kv_heads, head_dim).transpose(1, 2)
     else:
         keys, values = _gathered(kv, group.gather)
-        if kv.dtype is not q.dtype:
+        if peaks is not None:
+            keys, values = int8_kv.widened(
+                torch.stack((keys, values)), _gathered_peaks(peaks, group.gather)
+            ).to(q.dtype)
+        elif kv.dtype is not q.dtype:
             keys, values = (keys.float() * scales[0]).to(q.dtype), (values.float() * scales[1]).to(q.dtype)
     if group.folded:
         # The query heads that share a key head become rows beside the tokens: keys are read once for all of them.

@@ -35,6 +35,8 @@ _ALIGN = 4
 def supports(spec: KvSpec) -> bool:
     """Return whether the kernels support this model."""
     fits = MIN_HEAD_DIM <= spec.head_dim <= MAX_HEAD_DIM
+    # Peaks lie behind codes, at a multiple of four bytes.
+    fits = fits and (spec.kv_dtype is not torch.int8 or spec.head_dim % 2 == 0)
     return spec.dtype in DTYPES and fits and spec.num_heads % spec.num_kv_heads == 0
 
 
@@ -147,7 +149,8 @@ class TritonAttend:
 
     def stored(self, layer: int) -> StoredKv:
         """See `PagedAttend`."""
-        return StoredKv(self.cache.layers[layer], self.meta.cells, self.cache.spec.scales(layer))
+        kv, peaks = self.cache.parts(layer)
+        return StoredKv(kv, self.meta.cells, self.cache.spec.scales(layer), peaks)
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
@@ -155,24 +158,24 @@ class TritonAttend:
         """See `Attend`."""
         tokens = len(q)
         qkv = torch.cat((q.reshape(tokens, -1), k.reshape(tokens, -1), v.reshape(tokens, -1)), 1)
-        kv, scales = self.cache.layers[layer], self.cache.spec.scales(layer)
-        return self.attend(
-            layer, rotate_and_store(qkv, kv, self.meta.cells, q.shape[1], kv_scales=scales), sinks
-        )
+        to = self.stored(layer)
+        q = rotate_and_store(qkv, to.kv, to.cells, q.shape[1], kv_scales=to.scales, peaks=to.peaks)
+        return self.attend(layer, q, sinks)
 
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `PagedAttend`."""
-        meta, spec, kv = self.meta, self.cache.spec, self.cache.layers[layer]
+        meta, spec, (kv, peaks) = self.meta, self.cache.spec, self.cache.parts(layer)
         out = torch.empty_like(q)
         if len(meta.tiles):
             extend_attention(
                 q, kv, out, meta.tiles, meta.q_starts, meta.q_lens, meta.pos_offsets, meta.tables, spec.scale,
                 window=spec.windows[layer], softcap=spec.softcap, kv_scales=spec.scales(layer), sinks=sinks,
+                peaks=peaks,
             )  # fmt: skip
         if meta.num_decodes:
             decode_attention(
                 q, kv, out, meta.tables, meta.lengths, spec.scale, meta.pieces, self._workspace,
                 window=spec.windows[layer], softcap=spec.softcap, items=meta.decodes, kv_scales=spec.scales(layer),
-                sinks=sinks,
+                sinks=sinks, peaks=peaks,
             )  # fmt: skip
         return out

@@ -63,6 +63,8 @@ from executors.llm.parallel.shard import plan_shard
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
+INT8_BACKENDS = ("torch", "triton")
+"""Attention backends beside Cohort's CPU kernels that read KV in int8."""
 
 
 def load_model(
@@ -107,7 +109,7 @@ def load_model(
             keep_head(decoder, on_device)
         decoder.kv_dtype = kv
         decoder.mtp_used, decoder.mtp_fault = choose_head(config, decoder_config, device.type)
-        refuse_unreadable_kv(kv_group(decoder))
+        refuse_unreadable_kv(kv_group(decoder), config.attention.backend)
         refuse_states(decoder, config)
         if config.optimization.deterministic:
             decoder.be_steady()
@@ -163,6 +165,8 @@ def refuse_for_ranks(decoder: DecoderConfig, plan: fp8.Fp8Plan | None) -> None:
 def refuse_without_kernels(config: ExecutorConfig, device: torch.device, missing: str) -> None:
     """Raise ConfigError if a setting needs Cohort's own kernels; `missing` says why they are unavailable."""
     quantization, int8_kv = whole_numbers(config), config.memory.kv_cache_dtype == "int8"
+    # On devices, and where another backend was asked for, others read it.
+    int8_kv &= device.type == "cpu" and config.attention.backend not in INT8_BACKENDS
     if config.optimization.deterministic or quantization or int8_kv:
         setting = (
             f"quantization {quantization}"
@@ -259,20 +263,27 @@ def kv_dtype(
 
 
 def _why_no_int8_kv(config: ExecutorConfig, device: torch.device) -> str | None:
-    if device.type != "cpu":
-        return f"Cohort's CPU kernels alone read it, and this model is on {device}; take fp8"
-    if config.attention.backend != "auto":
-        return f"attention backend {config.attention.backend} does not read it; take auto"
+    backend = config.attention.backend
+    if backend not in ("auto", *INT8_BACKENDS):
+        return f"attention backend {backend} does not read it; take auto"
+    if backend != "auto" and config.optimization.deterministic and device.type == "cpu":
+        return f"not supported with deterministic and attention backend {backend}; take auto"
     if config.attention.block_size % INT8_BLOCK:
         size = config.attention.block_size
         return f"block_size is {size}; a multiple of {INT8_BLOCK} is needed (--block-size {INT8_BLOCK})"
     return None
 
 
-def refuse_unreadable_kv(spec: KvSpec) -> None:
-    """Raise ConfigError if KV of this model is to be stored in int8 and the attention kernel has no code for its heads."""
+def refuse_unreadable_kv(spec: KvSpec, backend: str = "auto") -> None:
+    """Raise ConfigError if KV of this model is to be stored in int8 and the attention `backend` has no code for its heads."""
     for part in equal_heads(spec):
-        if part.kv_dtype is torch.int8 and not supports(part):
+        if part.kv_dtype is not torch.int8:
+            continue
+        if part.head_dim % 2 and (part.device.type != "cpu" or backend != "auto"):
+            raise ConfigError(
+                f"kv_cache_dtype int8: heads of {part.head_dim} numbers, an odd number, are for Cohort's CPU kernels; take auto"
+            )
+        if part.device.type == "cpu" and backend == "auto" and not supports(part):
             raise ConfigError(
                 f"kv_cache_dtype int8: Cohort's CPU kernel has no code for {part.num_heads} heads of {part.head_dim} over "
                 f"{part.num_kv_heads}; take auto"

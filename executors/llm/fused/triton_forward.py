@@ -166,7 +166,7 @@ class TritonForward:
             positions=positions, table=None if rope is None else self._decoder.rotary[rope], norms=layer.attention.qk_norm,
             eps=config.norm_eps, plus_one=self._plus_one, kv_scales=to.scales,
             neighbours=any(one.neighbours for one in config.ropes), norm_last=config.family.attention.norm_last,
-            query_factors=self._decoder.query_factors,
+            query_factors=self._decoder.query_factors, peaks=to.peaks,
         )  # fmt: skip
         return attend.attend(index, q, layer.attention.sinks).view(len(q), -1)
 

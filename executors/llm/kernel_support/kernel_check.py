@@ -33,6 +33,7 @@ from executors.kernels.shaping_layout import (
 from executors.kernels.triton import fp8 as fp8_kernels
 from executors.kernels.triton import stored as stored_kernels
 from executors.kernels.triton.activation import gated
+from executors.kernels.triton.decode_attention import tuned
 from executors.kernels.triton.lora import splits_of
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
@@ -43,8 +44,9 @@ from executors.llm.attention.packed import StepMeta
 from executors.llm.device.table import device_of
 from executors.llm.lean_torch import random_numbers
 from executors.llm.lora.device import DeviceWeights, add_by_torch, of_place, part_of
+from executors.llm.memory import int8_kv
 from executors.llm.memory.kv_cache import KvCache, plain
-from executors.llm.model.caches import kv_group
+from executors.llm.model.caches import LayerHeads, kv_group
 from executors.llm.model.fp8 import GROUP, Fp8Weight, narrowed, quantized, widened
 from executors.llm.model.layers.activations import ACTIVATIONS
 from executors.llm.model.layers.mlp import Mlp
@@ -71,6 +73,8 @@ _PAGE = 16
 _E4M3_LIMIT = 0.1
 """Largest relative error of e4m3 results: a number between two e4m3 numbers may be rounded either way, which is an eighth of
 it."""
+_INT8_LIMIT = 0.02
+"""The same of int8: a number between two codes may be rounded either way, which is 1/127 of the largest of its head."""
 _SCHEMES = ((0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.6, 20, 1.0, 0.0), (0.8, 0, 0.9, 0.0), (1.2, 0, 1.0, 0.05),
             (0.7, 40, 0.95, 0.01))  # fmt: skip
 """Sampling settings to check: temperature, top-k, top-p, min-p."""
@@ -170,7 +174,7 @@ def border_lengths(spec: KvSpec, page: int) -> list[int]:
     """Lengths in tokens of sequences that end at, before and after borders of pages and of the tiles of keys, and of one in
     which each of MOST_SPLITS has a tile of its own."""
     # No tile is larger, and those that are smaller divide it: an end is on a border of theirs as well.
-    tile = 64 if spec.head_dim > 64 else 128
+    tile = max(64 if spec.head_dim > 64 else 128, tuned(spec.head_dim, spec.dtype, spec.stored_dtype).depth)
     borders = {3 * page, 2 * tile}
     return [MOST_SPLITS * tile, 1, *sorted({end + off for end in borders for off in (-1, 0, 1)})]
 
@@ -224,7 +228,7 @@ def in_splits(meta: StepMeta, splits: int, listed: bool) -> StepMeta:
 def forward_fault(decoder: Decoder, experts: TritonExperts | None) -> str | None:
     """Check the kernels around attention and products; `experts` of a layer that has some. The rotary tables must exist."""
     limit = LIMITS[decoder.dtype]
-    turning = _E4M3_LIMIT if decoder.kv_dtype is not None else limit
+    turning = {None: limit, torch.int8: max(limit, _INT8_LIMIT)}.get(decoder.kv_dtype, _E4M3_LIMIT)
     layers = {layer.config.rope: layer for layer in decoder.layers}.values()
     checks: dict[str, tuple[Callable[[], float], float]] = {
         "rms_norm": (lambda: _norms(decoder), limit),
@@ -263,18 +267,18 @@ def _rotary(decoder: Decoder, layer: Layer) -> float:
     table = None if layer.config.rope is None else decoder.rotary[layer.config.rope]
     longest = 1 if table is None else len(table)
     positions = torch.arange(_ROWS, device=decoder.device) * (longest - 1) // (_ROWS - 1)
-    narrow = decoder.kv_dtype is not None
-    kv = torch.zeros(
-        2, 2, kv_heads, _PAGE, dim, dtype=decoder.kv_dtype or decoder.dtype, device=decoder.device
+    spec = replace(kv_group(decoder).with_heads([LayerHeads(heads, kv_heads, dim, 1.0)]), num_layers=1)
+    (kv, peaks), (expected, expected_peaks) = (
+        KvCache(spec, 2, _PAGE, by_block=False).parts(0) for _ in range(2)
     )
     cells = draw.order(2 * _PAGE)[:_ROWS].to(torch.int32)
     cells[-1] = -1  # one that is not kept
-    scales = kv_group(decoder).scales(0)
+    scales = spec.scales(0)
     queries = rotate_and_store(
         qkv, kv, cells, heads, positions=positions, table=table, norms=norms, eps=config.norm_eps,
         plus_one=config.family.stream.norm == "rms1", kv_scales=scales,
         neighbours=any(rope.neighbours for rope in config.ropes),
-        norm_last=config.family.attention.norm_last, query_factors=decoder.query_factors,
+        norm_last=config.family.attention.norm_last, query_factors=decoder.query_factors, peaks=peaks,
     )  # fmt: skip
     parts = qkv.view(_ROWS, -1, dim)
     qk, v = parts[:, :-kv_heads], parts[:, -kv_heads:]
@@ -282,12 +286,18 @@ def _rotary(decoder: Decoder, layer: Layer) -> float:
     q = qk[:, :heads]
     if decoder.query_factors is not None:
         q = q * decoder.query_factors[positions][:, None, None]
-    expected = torch.zeros_like(plain(kv))
-    for side, new, scale in zip(expected, (qk[:, heads:], v), scales, strict=True):
-        cached, places = new[:-1], cells[:-1].long()
-        stored = plain(narrowed(cached, scale)) if narrow else cached
-        side.transpose(1, 2)[places // _PAGE, places % _PAGE] = stored
-    return max(distance(queries, q), distance(kv, expected.view(kv.dtype)))
+    places = cells[:-1].long()
+    at = places // _PAGE, places % _PAGE
+    for number, (new, scale) in enumerate(zip((qk[:, heads:], v), scales, strict=True)):
+        stored = new[:-1]
+        if expected_peaks is not None:
+            stored, expected_peaks[number].transpose(1, 2)[at] = int8_kv.narrowed(stored)
+        elif spec.kv_dtype is not None:
+            stored = plain(narrowed(stored, scale))
+        plain(expected[number]).transpose(1, 2)[at] = stored
+    if peaks is not None and expected_peaks is not None:
+        kv, expected = int8_kv.widened(kv, peaks), int8_kv.widened(expected, expected_peaks)
+    return max(distance(queries, q), distance(kv, expected))
 
 
 def _gated(decoder: Decoder, inner: int) -> float:

@@ -1,7 +1,7 @@
 """The paged KV memory: a view of it for each layer, and the number of blocks.
 
     layers[i]   [2, num_blocks, kv_heads, block_size, head_dim]      2: keys, values
-                [2, num_blocks, kv_heads, bytes]                     in int8: codes, then scales (attention_int8.h)
+                [2, num_blocks, kv_heads, bytes]                     in int8: codes, then scales (attention_int8.h, `parts`)
 
 All tokens of a block and head are contiguous, which is the order in which attention reads them. What lies between two blocks,
 two heads, and keys and values, only strides say. There are two placements:
@@ -33,6 +33,7 @@ from executors.contract.errors import InvalidInput, OutOfMemory
 from executors.contract.faults import no_memory
 from executors.kernels.cpu import CpuKernels, huge_pages
 from executors.llm.device.table import device_of
+from executors.llm.memory import int8_kv
 from executors.llm.model.caches import KvSpec
 
 _TOUCH_BYTES = 2 << 20
@@ -100,6 +101,14 @@ class KvCache:
             flat.as_strided((2, self.num_blocks, *shape), strides, layer_size * layer)
             for layer in range(spec.num_layers)
         ]
+
+    def parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return keys and values [2, num_blocks, kv_heads, block_size, head_dim] of a layer, and None or, if those are codes of
+        int8, their peaks, see `int8_kv`. Not what Cohort's CPU kernels keep in int8."""
+        kv = self.layers[layer]
+        if self.spec.kv_dtype is not torch.int8:
+            return kv, None
+        return int8_kv.views(kv, self.block_size, self.spec.head_dim)
 
     def copy_blocks(self, pairs: np.ndarray) -> None:
         """Copy whole blocks in every layer; `pairs` int32 [m, 2] of (source, destination)."""

@@ -240,7 +240,7 @@ def sketch_model(
     decoder.kv_dtype = kv
     specs = tuple(replace(one, device=device) for one in decoder.cache_specs)
     model: Any = SimpleNamespace(cache_specs=specs)
-    loader.refuse_unreadable_kv(kv_group(model))
+    loader.refuse_unreadable_kv(kv_group(model), config.attention.backend)
     num_bytes = _bytes_when_loaded(config, decoder, device, kernels, here)
     info = replace(loader.model_info(config, decoder, max_len), device=str(device))
     return LoadedModel(

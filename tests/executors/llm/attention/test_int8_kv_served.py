@@ -45,7 +45,8 @@ async def start(path: Path, memory: ExecutorMemoryConfig = INT8, **changes: Any)
     ("changes", "why"),
     [
         ({"attention": ExecutorAttentionConfig(block_size=8)}, "block_size is 8; a multiple of 16 is needed"),
-        ({"attention": ExecutorAttentionConfig(16, "torch")}, "attention backend torch does not read it"),
+        ({"attention": ExecutorAttentionConfig(8, "torch")}, "block_size is 8; a multiple of 16 is needed"),
+        ({"attention": ExecutorAttentionConfig(16, "varlen")}, "attention backend varlen does not read it"),
     ],
 )
 async def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
@@ -59,11 +60,16 @@ async def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], why: str
         describe(asked)
 
 
-def test_a_gpu_is_refused_by_name() -> None:
+@pytest.mark.parametrize("backend", ["auto", "torch", "triton"])
+def test_a_gpu_reads_it(backend: str) -> None:
+    asked = replace(config(weights_dir(), memory=INT8), attention=ExecutorAttentionConfig(16, backend))
+    assert loader.kv_dtype(asked, torch.device("cuda:0")) is torch.int8
     with pytest.raises(
-        ConfigError, match=r"kv_cache_dtype int8: Cohort's CPU kernels alone read it.*cuda:0; take fp8"
+        ConfigError, match="kv_cache_dtype int8: attention backend flash-attn does not read it"
     ):
-        loader.kv_dtype(config(weights_dir(), memory=INT8, block_size=16), torch.device("cuda:0"))
+        loader.kv_dtype(
+            replace(asked, attention=ExecutorAttentionConfig(16, "flash-attn")), torch.device("cuda:0")
+        )
 
 
 async def test_heads_without_a_kernel_are_refused_before_the_weights_are_loaded(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from executors.contract import (
     Int32Array,
     InvalidInput,
     KvCacheHandle,
+    ModelInfo,
     OutOfMemory,
     SealedBlocks,
     Skipped,
@@ -55,10 +56,14 @@ class Faults:
 class SimExecutor:
     """Delegates to `inner`, one call after the other. Not a subclass: what it does not know goes to the fake as it is."""
 
-    def __init__(self, inner: FakeExecutor, rng: random.Random, faults: Faults, max_in_flight: int) -> None:
+    def __init__(
+        self, inner: FakeExecutor, rng: random.Random, faults: Faults, max_in_flight: int, as_device: bool = False
+    ) -> None:  # fmt: skip
+        """`as_device`: it says that it is a device, so that the engine chooses how many steps are in flight."""
         self.inner = inner
         self.faults = faults
         self.max_in_flight = max_in_flight
+        self.as_device = as_device
         self.core: EngineCore | None = None
         self.lives: Lives | None = None
         """Set if blocks outlive the lives."""
@@ -69,6 +74,8 @@ class SimExecutor:
         self._late: list[tuple[asyncio.Future[UnifiedOutput], UnifiedOutput]] = []
         self._dead = self._ghost = self._refused = False
         self.broken: Broken | None = None
+        self.num_third = 0
+        """Steps that were submitted to a device while two were out."""
         self.num_released = 0
         """Blocks whose memory was given back."""
         self.fired = 0
@@ -81,6 +88,10 @@ class SimExecutor:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    def info(self) -> ModelInfo:
+        info = self.inner.info()
+        return replace(info, device="cuda:0") if self.as_device else info
 
     def capabilities(self) -> ExecutorCapabilities:
         return replace(self.inner.capabilities(), max_in_flight=self.max_in_flight)
@@ -284,8 +295,20 @@ class SimExecutor:
         if batch.step_id <= self._last_step:
             raise Broken("steps out of order")
         self._last_step = batch.step_id
+        self._check_depth()
         if self.inner.paged:
             self._check_blocks(batch, scheduler.kv.groups, scheduler.sequences.by_step[batch.step_id])
+
+    def _check_depth(self) -> None:
+        """No more are out than the executor takes, and, where it is a device, no third one behind a prompt."""
+        assert self.core is not None
+        out = list(self.core._steps.out)
+        if len(out) > self.max_in_flight:
+            raise Broken(f"{len(out)} steps are in flight, and it takes {self.max_in_flight}")
+        if self.as_device and len(out) > 2:
+            self.num_third += 1
+            if any(step.batch.total_q_tokens() > len(step.batch) for step in out[:-1]):
+                raise Broken("a third step is out behind one that is no decode step")
 
     def _check_blocks(self, batch: UnifiedBatch, kv: list[BlockGroup], seqs: list[Sequence]) -> None:
         """No block is written that two hold, or by two, or that can be found by a key of what it held before."""

@@ -16,6 +16,7 @@ from engine.core.results import StepResults
 from engine.core.scheduler import Scheduler
 from engine.core.sequences import Sequences
 from engine.core.step_budget import StepBudget
+from engine.core.steps import StepQueue
 from engine.kv import kv_cache_manager as managing
 from engine.kv.block_group import BlockGroup
 from engine.kv.block_pool import BlockPool
@@ -484,6 +485,15 @@ def _shared_block_turned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockGroup, "way_on", rash)
 
 
+def _third_step_behind_a_prompt(patch: pytest.MonkeyPatch) -> None:
+    """A device gets a third step whatever those that are out compute."""
+
+    def room(self: StepQueue) -> bool:
+        return len(self.out) < self.depth.most
+
+    patch.setattr(StepQueue, "room", property(room))
+
+
 MUTANTS: dict[str, Mutate] = {
     mutate.__name__.strip("_"): mutate
     for mutate in (
@@ -527,5 +537,6 @@ MUTANTS: dict[str, Mutate] = {
         _stride_whatever_is_in_flight,
         _prompt_turned,
         _shared_block_turned,
+        _third_step_behind_a_prompt,
     )
 }

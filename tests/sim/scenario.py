@@ -110,6 +110,8 @@ class Scenario:
     """Share of the blocks in which a dying life flips a bit."""
     other_lives: float = 0.0
     """Share of lives with another fingerprint than the one before."""
+    as_device: bool = False
+    """Whether the number of steps in flight is what a device gets by default, not one that is set."""
     num_states: int = 0
     """Slots of states of layers; 0: there are none."""
     state_interval: int = 0
@@ -188,6 +190,9 @@ def draw(seed: int) -> Scenario:
         _draw_states(about_states, scenario)
     elif scenario.fingerprint and scenario.native and about_states.random() < 0.6:
         _draw_states(about_states, scenario)  # a third: the others are of blocks alone
+    about_depth = random.Random(f"depth {seed}")
+    # With two it changes nothing but who decides; of those with three it is 10% of all seeds.
+    scenario.as_device = scenario.max_in_flight > 1 and about_depth.random() < 0.5
     return scenario
 
 
@@ -343,7 +348,7 @@ class Run:
                 Failure(rng.choice(("nan", "nan_logits")), token=POISON, times=rng.choice((1, 2, 10**9)))
             )
         self.executor = SimExecutor(
-            inner, random.Random(scenario.seed), scenario.faults, scenario.max_in_flight
+            inner, random.Random(scenario.seed), scenario.faults, scenario.max_in_flight, scenario.as_device
         )
         if isinstance(inner, SealingFake) and scenario.fingerprint:
             rng = random.Random(f"lives {scenario.seed}")
@@ -358,7 +363,7 @@ class Run:
             scheduling_policy=scenario.policy,  # type: ignore[arg-type]
             target_itl=scenario.target_itl,
             prefix_caching=scenario.prefix_caching,
-            max_in_flight=scenario.max_in_flight,
+            max_in_flight=None if scenario.as_device else scenario.max_in_flight,
             num_speculative_tokens=scenario.drafts,
             speculative_method="draft_model" if scenario.drafts_right else "ngram",
             max_loras=scenario.max_loras,

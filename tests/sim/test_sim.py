@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
-from tests.sim.scenario import simulate
+from tests.sim.executor import SimExecutor
+from tests.sim.scenario import draw, simulate
 from tests.sim.seeds import MistakeTable, hold
 from tests.tiers import sweep
 
@@ -20,6 +23,16 @@ def test_seeds(first: int, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_seed_always_runs_the_same_way() -> None:
     first, second = simulate(11), simulate(11)
     assert first.stats() == second.stats()
+
+
+def test_devices_get_a_third_step_while_steps_are_short() -> None:
+    """In some of the seeds whose executor takes three, by default: the queue has room for it, and not behind prompts."""
+    seeds = [seed for seed in range(300) if (one := draw(seed)).as_device and one.max_in_flight == 3]
+    assert len(seeds) > 15
+    third = 0
+    for seed in seeds[:12]:
+        third += cast("SimExecutor", simulate(seed).executor).num_third
+    assert third > 0
 
 
 def test_a_mistake_that_changes_nothing_is_not_noticed(

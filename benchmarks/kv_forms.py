@@ -1,7 +1,7 @@
 """What forms of keys and values cost on trained models: transformers in float32, whose keys and values are rounded to a form and
 widened again before attention. Nothing else is rounded, so that a figure is the form's alone.
 
-    python -m benchmarks.kv_forms [--real DIR or NAME ...] [--forms NAME ...] [--layers] [--json FILE]
+    python -m benchmarks.kv_forms [--real DIR or NAME ...] [--forms NAME ...] [--texts 8] [--layers] [--json FILE]
 
 The texts are those of `benchmarks.quality`, the figure the mean KL divergence from the same model without rounding, in nats.
 `--layers`: e4m3 of a sixth of the layers at a time as well. For each model the peak of a head's numbers is told in units of their
@@ -102,7 +102,7 @@ FORMS: dict[str, tuple[Form, Form]] = {
 class Rounding:
     """transformers' attention behind a form, which `form` chooses by layer."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, texts: int) -> None:
         self.form: Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = (
             None
         )
@@ -111,7 +111,7 @@ class Rounding:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, attn_implementation="rounded", local_files_only=True
         ).eval()
-        self.texts = forced_texts(directory)
+        self.texts = forced_texts(directory)[:texts]
 
     def _attend(
         self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **more: Any
@@ -151,10 +151,10 @@ class Rounding:
         }
 
 
-def report(directory: Path, names: Sequence[str], by_layers: bool) -> dict[str, Any]:
+def report(directory: Path, names: Sequence[str], by_layers: bool, texts: int) -> dict[str, Any]:
     """KL, and the share of tokens whose best is the same, by form."""
-    rounding = Rounding(directory)
-    found: dict[str, Any] = {"peaks": rounding.peaks()}
+    rounding = Rounding(directory, texts)
+    found: dict[str, Any] = {"peaks": rounding.peaks(), "rows": sum(len(one.rows) for one in rounding.texts)}
     print(f"  {directory.name}: {found['peaks']}", flush=True)
     exact = rounding.logits()
 
@@ -190,6 +190,7 @@ def main() -> None:
     )
     parser.add_argument("--real", nargs="*", default=list(real_models.MODELS), metavar="DIR or NAME")
     parser.add_argument("--forms", nargs="*", default=list(FORMS), choices=FORMS, metavar="NAME")
+    parser.add_argument("--texts", type=int, default=8, help="how many of the texts, the first ones")
     parser.add_argument("--layers", action="store_true")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
@@ -201,7 +202,7 @@ def main() -> None:
     }  # fmt: skip
     for model in options.real:
         directory = real_models.directory(model) if model in real_models.MODELS else Path(model)
-        results[model] = report(directory, options.forms, options.layers)
+        results[model] = report(directory, options.forms, options.layers, options.texts)
     if options.json:
         options.json.write_text(json.dumps(neutral(results), indent=1) + "\n")
 

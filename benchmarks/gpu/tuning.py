@@ -198,6 +198,7 @@ def _attention(place: Place, title: str, items: Items, dim: int, stored: torch.d
         )
 
     kv, peaks = cache.parts(0)
+    # Queries are what the kernel multiplies by keys, which both are turned where it is int8.
     return Work(
         title, _attended(q, kv if peaks is None else int8_kv.widened(kv, peaks), step, dim**-0.5), bind
     )

@@ -72,7 +72,7 @@ def compiled(launch: Launch, target: GPUTarget = HOPPER) -> Compiled:
     """What ptxas makes of it."""
     began = time.perf_counter()
     fixed = {name: launch.constant(name) for name, kind in launch.signature.items() if kind == "constexpr"}
-    types = sorted({kind for kind in launch.signature.values() if kind[:3] in ("*fp", "*bf")})
+    types = sorted({kind for kind in launch.signature.values() if kind[:3] in ("*fp", "*bf", "*i8")})
     about = {
         "kernel": launch.kernel,
         "types": " ".join(kind[1:] for kind in types),

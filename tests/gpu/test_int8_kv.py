@@ -166,7 +166,7 @@ def test_peaks_of_others_are_noticed(wrong: Any, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "page"), [(4, 2, 64, 16), (16, 8, 128, 32), (4, 1, 80, 16)]
 )
-@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:All-NaN slice encountered")
 def test_keys_and_values_are_stored_in_int8(heads: int, kv_heads: int, dim: int, page: int) -> None:
     """Heads of zeros, of numbers that are too small and of numbers that are not finite among them, and a row without a cell."""
     torch.manual_seed(2)
@@ -178,19 +178,37 @@ def test_keys_and_values_are_stored_in_int8(heads: int, kv_heads: int, dim: int,
     cells = torch.randperm(3 * page)[:tokens].to(torch.int32)
     cells[-1] = -1
     q = rotate_and_store(qkv.flatten(1).to(DEVICE), kv, cells.to(DEVICE), heads, peaks=peaks)
-    assert torch.equal(q.cpu().nan_to_num(), qkv[:, :heads].nan_to_num())
+    precise = 1e-2 if DEVICE.type == "cuda" else 1e-5  # a GPU multiplies with fewer bits
+    assert distance(q.cpu(), int8_kv.turned(qkv[:, :heads])) < precise
     kept = cells[:-1].long()
     for side, first in ((0, heads), (1, heads + kv_heads)):
-        codes, expected = int8_kv.narrowed(qkv[:-1, first : first + kv_heads])
+        exact = qkv[:-1, first : first + kv_heads]
+        codes, expected = int8_kv.narrowed(exact if side else int8_kv.turned(exact))
         stored = kv[side].cpu().transpose(1, 2).reshape(3 * page, kv_heads, dim)
         theirs = peaks[side].cpu().transpose(1, 2).reshape(3 * page, kv_heads)
         finite = expected.isfinite()
         assert torch.equal(finite, theirs[kept].isfinite())
-        torch.testing.assert_close(theirs[kept][finite], expected[finite], rtol=1e-6, atol=0)
-        # A GPU's quotient may be another in its last bits: a number between two codes goes either way.
-        assert (stored[kept].int() - codes.int())[finite].abs().max() <= (1 if DEVICE.type == "cuda" else 0)
+        torch.testing.assert_close(theirs[kept][finite], expected[finite], rtol=precise, atol=0)
+        # Sums in another order, and a GPU's quotients: a number between two codes goes either way.
+        far = (stored[kept].int() - codes.int())[finite].abs()
+        assert far.max() <= 1 and far.float().mean() < 1000 * precise / 127
         stored[kept], theirs[kept] = -1, torch.nan
         assert (stored == -1).all() and theirs.isnan().all(), "other cells are as they were"
+
+
+def test_turning_keeps_scores_and_spreads_a_large_channel() -> None:
+    """Blocks of 16 in a head of 80, of 64 in one of 64; a head that has one large channel loses fewer bits turned."""
+    for dim in (80, 64, 256):
+        q, k = torch.randn(3, 2, dim), torch.randn(3, 2, dim)
+        k[..., 5] *= 40
+        scores = (q * k).sum(-1)
+        torch.testing.assert_close(
+            (int8_kv.turned(q) * int8_kv.turned(k)).sum(-1), scores, rtol=1e-4, atol=1e-3
+        )
+        torch.testing.assert_close(int8_kv.turned(int8_kv.turned(k)), k, rtol=1e-4, atol=1e-4)
+        plain = int8_kv.widened(*int8_kv.narrowed(k))
+        spread = int8_kv.turned(int8_kv.widened(*int8_kv.narrowed(int8_kv.turned(k))))
+        assert (spread - k).norm() < 0.5 * (plain - k).norm()
 
 
 def test_what_is_read_is_close_to_what_was_written() -> None:
@@ -279,7 +297,8 @@ async def _logits(path: Path, backend: str, device: str, kv: str, **changes: Any
 
 @pytest.mark.long(extended=True)
 async def test_a_model_over_int8_kv_is_the_same_by_each_backend(tmp_path: Path) -> None:
-    """By Cohort's CPU kernels, by torch and by Triton: they round alike, and what is left is far below int8's own error."""
+    """By torch and by Triton, which round alike: what is left is far below int8's own error. The CPU kernels round keys as they
+    are, so that both errors lie between theirs and torch's."""
     path = write_checkpoint(tmp_path / "model", {**SMALL, "num_hidden_layers": 1})
     wide = await _logits(path, "torch", "cpu", "auto")
     by_torch = await _logits(path, "torch", "cpu", "int8")
@@ -288,7 +307,7 @@ async def test_a_model_over_int8_kv_is_the_same_by_each_backend(tmp_path: Path) 
     own = distance(by_torch, wide)
     assert 1e-4 < own < 0.03
     assert distance(by_triton, by_torch) < (0.02 if DEVICE.type == "cuda" else own / 5)
-    assert distance(by_cpu, by_torch) < own / 5
+    assert distance(by_cpu, by_torch) < 2 * own
 
 
 def test_deterministic_steps_on_a_cpu_keep_to_its_own_kernels(tmp_path: Path) -> None:

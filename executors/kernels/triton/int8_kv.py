@@ -4,6 +4,10 @@ largest magnitude among them.
     codes  int8     [2, pages, kv_heads, page, head_dim]      sides, pages and heads with strides of their own
     peaks  float32  [2, pages, kv_heads, page]                in the same memory, so that strides are a quarter
 
+Keys are turned before they are rounded, and queries with them: by a Hadamard matrix, which spreads a channel that is larger than
+others over all of a head, so that the peak is nearer to what most numbers are. Scores stay what they are, because the matrix is
+orthogonal. It is its own inverse. In blocks of the largest power of two that divides the head size.
+
 A peak of zero stands for zeros, and one that is no number for a head with a number that is not finite. Kernels multiply by the
 peak where there are fewest numbers: a key's on its scores, a value's on its weights. Of order one, as a weight times a peak
 is, float16 keeps more bits than of a weight times a step of 1/127 of it.
@@ -48,6 +52,20 @@ def peak_of(one, two, tail):
     # Zero, or NaN: a maximum need not keep what is no number.
     none = tl.sum(one - one, 1) + tl.sum(two - two, 1) + tl.sum(tail - tail, 1)
     return tl.where(peak < _LEAST, 0.0, peak) + none
+
+
+@triton.jit
+def hadamard(rows, columns, SIZE: tl.constexpr):
+    """Return the rows `rows` and columns `columns` of Sylvester's matrices of SIZE, a power of two up to 512, which lie along the
+    diagonal, divided by sqrt(SIZE): fp32 [rows, columns]."""
+    both = (rows[:, None] & columns[None, :]) & (SIZE - 1)
+    both ^= both >> 8
+    both ^= both >> 4
+    both ^= both >> 2
+    both ^= both >> 1
+    here = rows[:, None] // SIZE == columns[None, :] // SIZE
+    scale: tl.constexpr = SIZE**-0.5
+    return tl.where(here, tl.where((both & 1) == 1, -scale, scale), 0.0)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from executors.kernels.triton.fp8 import to_e4m3
-from executors.kernels.triton.int8_kv import factors, peak_of, to_codes
+from executors.kernels.triton.int8_kv import factors, hadamard, peak_of, to_codes
 from executors.kernels.triton.tuning import choose
 
 
@@ -44,12 +44,46 @@ def _normed(
 
 
 @triton.jit
+def _store_turned(
+    q, keys, values, key_peaks, value_peaks, cell, token, part, heads, at_one, at_two, at_tail, is_low, is_rest, one, two, tail,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, REST: tl.constexpr, PAGE: tl.constexpr,
+    STRIDE: tl.constexpr, HEAD: tl.constexpr, TURNED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Store heads for KV in int8, see `int8_kv`: queries and keys turned by matrices of TURNED, keys and values as codes. A row
+    that has no cell is not kept."""
+    dims = tl.arange(0, DIM_PAD)
+    place = cell // PAGE * STRIDE + heads[:, None] * HEAD + cell % PAGE * DIM
+    peak_at = cell // PAGE * (STRIDE // 4) + heads * (HEAD // 4) + cell % PAGE
+    if part < 2:
+        whole = tl.dot(one, hadamard(at_one, dims, TURNED), input_precision=PRECISION)
+        whole += tl.dot(two, hadamard(at_two, dims, TURNED), input_precision=PRECISION)
+        if REST > 0:
+            whole += tl.dot(tail, hadamard(at_tail, dims, TURNED), input_precision=PRECISION)
+        if part == 0:
+            at = q + (token * HEADS + heads[:, None]) * DIM + dims[None, :]
+            tl.store(at, whole.to(q.dtype.element_ty), mask=(heads[:, None] < HEADS) & (dims[None, :] < DIM))
+        elif cell >= 0:
+            peak = peak_of(whole, whole, whole)
+            kept = (heads[:, None] < KV_HEADS) & (dims[None, :] < DIM)
+            tl.store(keys + place + dims[None, :], to_codes(whole, peak), mask=kept)
+            tl.store(key_peaks + peak_at, peak, mask=heads < KV_HEADS)
+    elif cell >= 0:
+        peak = peak_of(one, two, tail)
+        at = values + place
+        tl.store(at + at_one[None, :], to_codes(one, peak), mask=is_low)
+        tl.store(at + at_two[None, :], to_codes(two, peak), mask=is_low)
+        tl.store(at + at_tail[None, :], to_codes(tail, peak), mask=is_rest)
+        tl.store(value_peaks + peak_at, peak, mask=heads < KV_HEADS)
+
+
+@triton.jit
 def _rotary_kernel(
     qkv, q, keys, values, key_peaks, value_peaks, cells, positions, table, norms, query_factors, eps, key_factor, value_factor,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
     REST: tl.constexpr, REST_PAD: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, PLUS_ONE: tl.constexpr,
     ROTATE: tl.constexpr, HEADS_PAD: tl.constexpr, E4M3: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
-    NEIGHBOURS: tl.constexpr, NORM_LAST: tl.constexpr, GROW: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, NORM_LAST: tl.constexpr, GROW: tl.constexpr, TURNED: tl.constexpr, DIM_PAD: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One token and a third of its heads: queries (0), keys (1) or values (2)."""
     token = tl.program_id(0).to(tl.int64)
@@ -93,7 +127,12 @@ def _rotary_kernel(
             factor = tl.load(query_factors + tl.load(positions + token).to(tl.int64))
             one, two, tail = one * factor, two * factor, tail * factor
     cell = tl.load(cells + token).to(tl.int64)
-    if part == 0:
+    if TURNED:
+        _store_turned(
+            q, keys, values, key_peaks, value_peaks, cell, token, part, heads, at_one, at_two, at_tail, is_low, is_rest, one, two,
+            tail, HEADS, KV_HEADS, DIM, DIM_PAD, REST, PAGE, STRIDE, HEAD, TURNED, PRECISION,
+        )  # fmt: skip
+    elif part == 0:
         at = q + (token * HEADS + heads[:, None]) * DIM
         tl.store(at + at_one[None, :], one.to(q.dtype.element_ty), mask=is_low)
         tl.store(at + at_two[None, :], two.to(q.dtype.element_ty), mask=is_low)
@@ -104,18 +143,7 @@ def _rotary_kernel(
             at = keys + place
         else:
             at = values + place
-        if key_peaks is not None:
-            if part == 1:
-                peaks = key_peaks
-            else:
-                peaks = value_peaks
-            peak = peak_of(one, two, tail)
-            tl.store(at + at_one[None, :], to_codes(one, peak), mask=is_low)
-            tl.store(at + at_two[None, :], to_codes(two, peak), mask=is_low)
-            tl.store(at + at_tail[None, :], to_codes(tail, peak), mask=is_rest)
-            peak_at = cell // PAGE * (STRIDE // 4) + heads * (HEAD // 4) + cell % PAGE
-            tl.store(peaks + peak_at, peak, mask=heads < count)
-        elif E4M3:
+        if E4M3:
             narrowing = tl.where(part == 1, key_factor, value_factor)
             tl.store(at + at_one[None, :], to_e4m3(one * narrowing), mask=is_low)
             tl.store(at + at_two[None, :], to_e4m3(two * narrowing), mask=is_low)
@@ -142,7 +170,7 @@ def rotate_and_store(
     and j + rotated / 2. `norms` [num_heads + kv_heads, head_dim]: an RMS norm of each head applied first, or after rotation if
     `norm_last`, with the factor 1 + norms if `plus_one`. `query_factors` float32 [positions] multiply the queries in the end.
     A `kv` in e4m3 receives keys and values divided by `kv_scales` and rounded; too large values become the largest number.
-    One in int8 receives codes, and `peaks` what they are multiples of, see `int8_kv`.
+    One in int8 receives codes, and `peaks` what they are multiples of; queries and keys are turned then, see `int8_kv`.
     """
     _, _, kv_heads, page, dim = kv.shape
     q = torch.empty(len(qkv), num_heads, dim, dtype=qkv.dtype, device=qkv.device)
@@ -151,13 +179,20 @@ def rotate_and_store(
     half = dim // 2 if table is None else table.shape[-1]
     rest = dim - 2 * half
     key_peaks, value_peaks, *_ = factors(kv, peaks, kv_scales)
+    turned = peaks is not None
+    # A matrix instruction takes 16 rows, and as many numbers of them.
+    least = 16 if turned else 1
+    pads = [max(least, triton.next_power_of_2(max(size, 1))) for size in (half, rest, num_heads, kv_heads)]
+    warps = choose("rotary", "", "").warps
     _rotary_kernel[(len(qkv), 3)](
         qkv, q, kv[0], kv[1], key_peaks, value_peaks, cells, positions, table, norms, query_factors, eps,
         1.0 / kv_scales[0], 1.0 / kv_scales[1],
-        HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=half, HALF_PAD=triton.next_power_of_2(half),
-        REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)), PAGE=page, NORM=norms is not None, PLUS_ONE=plus_one,
-        ROTATE=table is not None, HEADS_PAD=triton.next_power_of_2(max(num_heads, kv_heads)),
+        HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=half, HALF_PAD=pads[0],
+        REST=rest, REST_PAD=pads[1], PAGE=page, NORM=norms is not None, PLUS_ONE=plus_one,
+        ROTATE=table is not None, HEADS_PAD=max(pads[2:]),
         E4M3=kv.dtype == torch.float8_e4m3fn, STRIDE=kv.stride(1), HEAD=kv.stride(2),
-        NEIGHBOURS=neighbours, NORM_LAST=norm_last, GROW=query_factors is not None, num_warps=choose("rotary", "", "").warps,
+        NEIGHBOURS=neighbours, NORM_LAST=norm_last, GROW=query_factors is not None, TURNED=dim & -dim if turned else 0,
+        DIM_PAD=max(16, triton.next_power_of_2(dim)), PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
+        num_warps=2 * warps if turned else warps,
     )  # fmt: skip
     return q

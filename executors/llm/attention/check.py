@@ -77,17 +77,18 @@ class Problem:
             values = torch.randn(length, heads, spec.head_dim, generator=noise)
             return values.to(spec.dtype).to(spec.device)
 
-        def held(length: int, scale: float) -> torch.Tensor:
+        def held(length: int, side: int) -> torch.Tensor:
+            scale = self._scales[side]
             values = random(length, spec.num_kv_heads)
             if spec.kv_dtype is None:
                 return values
             if spec.kv_dtype is torch.int8:
-                return int8_kv.widened(*int8_kv.narrowed(values)).to(spec.dtype)
+                rounded = int8_kv.widened(*int8_kv.narrowed(values if side else int8_kv.turned(values)))
+                return (rounded if side else int8_kv.turned(rounded)).to(spec.dtype)
             return (narrowed(values, scale).float() * scale).to(spec.dtype)
 
         self.items = [
-            _Item(random(n, spec.num_heads), *(held(n, scale) for scale in self._scales))
-            for n in lengths.tolist()
+            _Item(random(n, spec.num_heads), *(held(n, side) for side in range(2))) for n in lengths.tolist()
         ]
         self._sinks: torch.Tensor | None = None
         if spec.sinks:
@@ -126,7 +127,7 @@ class Problem:
         kv, peaks = self.cache.parts(layer)
         for number, (values, scale) in enumerate(zip(new, self._scales, strict=True)):
             if peaks is not None:
-                values, their_peaks = int8_kv.narrowed(values)
+                values, their_peaks = int8_kv.narrowed(values if number else int8_kv.turned(values))
                 peaks[number].transpose(1, 2)[blocks, offsets] = their_peaks
             elif self.spec.kv_dtype is not None:
                 values = plain(narrowed(values, scale))

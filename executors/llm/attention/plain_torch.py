@@ -89,7 +89,8 @@ class TorchAttention:
             scales = spec.scales(layer)
             sides = plain(kv).transpose(2, 3)
             if peaks is not None:
-                stored = [int8_kv.narrowed(new) for new in (k, v)]
+                q = int8_kv.turned(q).to(q.dtype)
+                stored = [int8_kv.narrowed(new) for new in (int8_kv.turned(k), v)]
                 for side, side_peaks, (codes, new_peaks) in zip(
                     sides, peaks.transpose(2, 3), stored, strict=True
                 ):

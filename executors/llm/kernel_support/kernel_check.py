@@ -291,11 +291,13 @@ def _rotary(decoder: Decoder, layer: Layer) -> float:
     for number, (new, scale) in enumerate(zip((qk[:, heads:], v), scales, strict=True)):
         stored = new[:-1]
         if expected_peaks is not None:
-            stored, expected_peaks[number].transpose(1, 2)[at] = int8_kv.narrowed(stored)
+            turned = stored if number else int8_kv.turned(stored)
+            stored, expected_peaks[number].transpose(1, 2)[at] = int8_kv.narrowed(turned)
         elif spec.kv_dtype is not None:
             stored = plain(narrowed(stored, scale))
         plain(expected[number]).transpose(1, 2)[at] = stored
     if peaks is not None and expected_peaks is not None:
+        q = int8_kv.turned(q)
         kv, expected = int8_kv.widened(kv, peaks), int8_kv.widened(expected, expected_peaks)
     return max(distance(queries, q), distance(kv, expected))
 

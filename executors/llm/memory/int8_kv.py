@@ -7,7 +7,11 @@ kernels keep the same bytes in an order of their own (`attention_int8.h`).
 
 from __future__ import annotations
 
+import functools
+
 import torch
+
+from executors.llm.model.hadamard import Hadamard
 
 LARGEST = 127.0
 """Largest code."""
@@ -22,6 +26,18 @@ def views(kv: torch.Tensor, block_size: int, head_dim: int) -> tuple[torch.Tenso
     # Not by `unflatten`: where a dimension has one element, it makes up a stride.
     codes = kv.as_strided((*kv.shape[:3], block_size, head_dim), (*kv.stride()[:3], head_dim, 1))
     return codes, kv.view(torch.float32)[..., size // 4 : size // 4 + block_size]
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """Return queries or keys [..., head_dim] as they are multiplied, float32: turned by Hadamard matrices of the largest power of
+    two that divides their size. Twice it changes nothing."""
+    size = x.shape[-1] & -x.shape[-1]
+    return _hadamard(size, x.device)(x.float().reshape(-1, x.shape[-1])).view(x.shape)
+
+
+@functools.cache
+def _hadamard(size: int, device: torch.device) -> Hadamard:
+    return Hadamard(size, device)
 
 
 def narrowed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -94,7 +94,8 @@ _ROWS: dict[Key, Choice] = {
     **{("decode_attention", FLOAT32, head): _WIDE_DECODE for head in HEADS},
     ("decode_attention", FLOAT32, 512): replace(_WIDE_DECODE, depth=16, stages=2, programs=1),
     **{("extend_attention", kind, head): _EXTEND for kind in (HALF, E4M3, INT8) for head in HEADS},
-    **{("extend_attention", kind, 256): Choice(warps=4, stages=2, rows=64, depth=32) for kind in (HALF, E4M3, INT8)},
+    **{("extend_attention", kind, 256): Choice(warps=4, stages=2, rows=64, depth=32) for kind in (HALF, E4M3)},
+    ("extend_attention", INT8, 256): Choice(warps=4, stages=2, rows=64, depth=16),  # with 32 keys it spills
     **{("extend_attention", FLOAT32, head): _WIDE_EXTEND for head in HEADS},
     ("extend_attention", FLOAT32, 128): replace(_WIDE_EXTEND, depth=16),
     ("extend_attention", FLOAT32, 256): replace(_WIDE_EXTEND, depth=16, rows=64),

@@ -52,8 +52,9 @@ def make_scheduler(
         shared = (layout.state.interval if layout.state else layout.block_size) if shares else 0
         waiting.expect(Forecast(pace, step_tokens, num_slots, config.target_itl), shared)
     policies = Policies.of(config)
-    policies.lengths.expect(executor.pace())
-    most_granted = step_depth(executor, config).most_granted(step_tokens)
+    depth = step_depth(executor, config)
+    policies.lengths.expect(executor.pace(), overlaps=depth.most > 1)
+    most_granted = depth.most_granted(step_tokens)
     return Scheduler(
         KvCacheManager(layout, executor.info().name, config.prefix_caching, most_granted),
         journal,

@@ -178,7 +178,7 @@ class EngineLoop:
         seconds = max(
             0.0, seconds - output.waited
         )  # what other models computed meanwhile says nothing of this one
-        self.scheduler.results.observe(batch, output, seconds)
+        self.scheduler.results.observe(batch, output, seconds, step.host)
         if self.core_share is not None:
             self.core_share.observe(batch.total_q_tokens(), seconds)
         gains = self.scheduler.results.commit(batch, output, step.ended)
@@ -189,6 +189,7 @@ class EngineLoop:
 
     async def _rest(self) -> None:
         """Nothing to compute: sleep until a command comes, then let others of the same moment join its step."""
+        self.steps.rest()
         self.inbox.read()
         if (timeout := self._until_too_late()) is not None:
             # A sequence waits for what only a command or the next turn can bring.

@@ -35,8 +35,9 @@ class StepResults:
         self._step_budget = step_budget
         self._model_drafts = model_drafts
 
-    def observe(self, batch: UnifiedBatch, output: UnifiedOutput, seconds: float) -> None:
-        """A step took `seconds`: the policies of budget and drafts and the wait estimate learn from it."""
+    def observe(self, batch: UnifiedBatch, output: UnifiedOutput, seconds: float, host: float = 0.0) -> None:
+        """A step took `seconds`, after the executor had waited for it for `host` seconds: the policies of budget and drafts and
+        the wait estimate learn from it."""
         spared = self._sequences.spared_by(batch.step_id)
         prompt_tokens = batch.num_prompt_tokens
         self._policies.budget.observe(batch.num_decodes, prompt_tokens, seconds)
@@ -45,7 +46,10 @@ class StepResults:
             lengths, drafts = self._policies.lengths, output.drafts
             drafting = 0.0 if drafts is None else drafts.seconds
             self._waiting.estimate.gained(len(output.token_ids) / len(batch))
-            lengths.observe(len(batch), int(batch.num_draft_tokens.sum()), max(0.0, seconds - drafting))
+            ahead = batch.pending is not None and bool(batch.pending.all())
+            lengths.observe(
+                len(batch), int(batch.num_draft_tokens.sum()), max(0.0, seconds - drafting), host, ahead
+            )
             if drafts is not None and batch.drafts_wanted is not None:
                 lengths.observe_drafting(int(np.count_nonzero(batch.drafts_wanted)), drafts.rounds, drafting)
 

@@ -49,6 +49,8 @@ class PendingStep:
     """Whether a sequence of it follows a grammar."""
     ended: float = 0.0
     """When it had landed; 0 before."""
+    host: float = 0.0
+    """Seconds for which the executor had waited for it, while the host made it of the results of the steps before."""
 
     @property
     def decodes_only(self) -> bool:
@@ -64,6 +66,8 @@ class StepQueue:
         self.depth = StepDepth(1, 1)
         self._decode_s = 2 * SHORT_STEP_S
         """Usual time of a step of decodes only, in seconds, estimated from the last ones."""
+        self._landed_at = math.inf
+        """When the latest step had landed, in seconds of the clock; infinite if the executor has not waited for a step since."""
         self._before_s = math.inf
         """Time of the latest of them."""
         self._executor = executor
@@ -90,7 +94,9 @@ class StepQueue:
         """Submit a step; `has_grammar`: see `PendingStep`. It is sent in the next turn of the event loop, before tasks that are
         woken after this call run."""
         step = asyncio.create_task(self._computed(batch), name=f"step {batch.step_id}")
-        self.out.append(PendingStep(batch, step, self._clock(), has_grammar))
+        now = self._clock()
+        host = 0.0 if self.out else max(0.0, now - self._landed_at)
+        self.out.append(PendingStep(batch, step, now, has_grammar, host=host))
         if len(self.out) > self.depth.of_long_steps and not self._told:
             self._told = True
             logger.info("steps are short: %s are in flight", {3: "three"}.get(len(self.out), len(self.out)))
@@ -117,7 +123,7 @@ class StepQueue:
 
     def seconds(self, step: PendingStep) -> float:
         """How long a step that has landed just now took; the next one's time begins with its end."""
-        now = step.ended = self._clock()
+        now = step.ended = self._landed_at = self._clock()
         if self.out:
             self.out[0].began = now
         seconds = now - step.began
@@ -127,6 +133,10 @@ class StepQueue:
             # One that waited for a capture, say, must not count for many.
             self._decode_s += _SHARE * (min(shorter, 2 * SHORT_STEP_S) - self._decode_s)
         return seconds
+
+    def rest(self) -> None:
+        """There is nothing to compute: the executor does not wait for the next step."""
+        self._landed_at = math.inf
 
     def interrupt(self) -> None:
         """Make `next_result` return: the time-out that it was called with is too late now."""
@@ -168,6 +178,7 @@ class StepQueue:
             step.result.cancel()
         await asyncio.gather(*(step.result for step in self.out), return_exceptions=True)
         self.out.clear()
+        self.rest()
 
 
 def _no_interrupt() -> None:

@@ -7,6 +7,9 @@ A step of n sequences with d drafts in all takes `verify(n, d)` seconds instead 
 
     (n + gains) / (verify(n, d) + rounds * draft(n))
 
+Where steps overlap, those without drafts need not wait for the host: `draft_rests.py` says when they do not. Then n tokens
+compete that take `ahead(n)` seconds, if that is less than `verify(n, 0)`.
+
 The most is reached where every draft that is verified has a chance a^i of at least some number, the same for all sequences; so a
 few such numbers are tried. Where none gives more than no drafts do, none are made: a batch that fills the machine gains nothing.
 (The formula for one sequence: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023.)
@@ -20,6 +23,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+from engine.policies.draft_rests import DraftRests
 from engine.request import DraftStats
 from engine.sequence import Sequence
 from executors.contract import Pace, interpolated
@@ -115,15 +119,22 @@ class DraftLengths:
         self._all = _Record(*_start())
         self._verify: _StepTimes | None = None
         self._draft: _StepTimes | None = None
+        self._ahead: _StepTimes | None = None
+        """Of steps without drafts that are launched before those before them have ended."""
+        self._rests: DraftRests | None = None
+        """None where steps do not overlap."""
         self._since_plain: dict[int, int] = {}
         """Steps with drafts since the last one without, by powers of two of the number of sequences."""
         self._hopes: dict[int, tuple[int, bool]] = {}
         self._step = 0
 
-    def expect(self, pace: Pace | None) -> None:
-        """The executor's pace, after its warmup."""
+    def expect(self, pace: Pace | None, overlaps: bool = False) -> None:
+        """The executor's pace, after its warmup; `overlaps`: whether steps without drafts are launched ahead of their tokens."""
         if pace is None:
             return
+        if overlaps:
+            self._rests = DraftRests()
+            self._ahead = _StepTimes(pace.decode_steps, pace.prompt_token)
         self._verify = _StepTimes(pace.decode_steps, pace.prompt_token)
         if self.from_model and pace.draft_steps:
             self._draft = _StepTimes(pace.draft_steps, 0.0)
@@ -134,9 +145,16 @@ class DraftLengths:
         """Which part of each proposal to verify, in a step of `num_seqs` sequences with a token each."""
         for seq, token_ids in proposals:
             self._judge(seq, token_ids)
-        if self._verify is None or not proposals:
+        if self._verify is None:
             return [token_ids for _, token_ids in proposals]
-        if self._is_plain_due(num_seqs):
+        parts = self._worth(num_seqs, proposals)
+        if self._rests is not None and num_seqs:
+            self._rests.decided(num_seqs, any(parts))
+        return parts
+
+    def _worth(self, num_seqs: int, proposals: SequenceOf[tuple[Sequence, list[int]]]) -> list[list[int]]:
+        """The part of each proposal that pays."""
+        if not any(token_ids for _, token_ids in proposals) or self._is_plain_due(num_seqs):
             return [[] for _ in proposals]
         chances = [self._record(seq).chance for seq, _ in proposals]
         lengths = self._best(num_seqs, chances, [len(token_ids) for _, token_ids in proposals], False)
@@ -160,7 +178,7 @@ class DraftLengths:
         """Whether drafts pay in a batch of `num_seqs` if nearly all are right. If not, nothing is to be spent on them."""
         if self._verify is None:
             return True
-        if not num_seqs:
+        if not num_seqs or (self._rests is not None and self._rests.resting(num_seqs)):
             return False
         entry = self._hopes.get(num_seqs)
         if entry is None or self._step - entry[0] >= _PLAIN_EVERY:
@@ -170,6 +188,9 @@ class DraftLengths:
         return entry[1]
 
     def _is_plain_due(self, num_seqs: int) -> bool:
+        """Whether a step without drafts is to be measured. A rest begins with one."""
+        if self._rests is not None:
+            return False
         return self._since_plain.get(num_seqs.bit_length(), 0) >= _PLAIN_EVERY
 
     def _hoped(self, seq: Sequence) -> float:
@@ -187,7 +208,10 @@ class DraftLengths:
         """Drafts of each sequence with the most tokens per second; `drafting`: they are still to be made."""
         assert self._verify is not None
         verify = self._verify.of(num_seqs)
-        best, lengths = _WORTH * num_seqs / verify(num_seqs), [0] * len(chances)
+        plain = verify(num_seqs)
+        if self._ahead is not None:
+            plain = min(plain, self._ahead.of(num_seqs)(num_seqs))
+        best, lengths = _WORTH * num_seqs / plain, [0] * len(chances)
         logs = [math.log(chance) if chance > 0.0 else -math.inf for chance in chances]
         before: list[int] | None = None
         for least in _CHANCES:
@@ -239,10 +263,19 @@ class DraftLengths:
         for place in range(min(num_accepted, self.most)):
             stats.accepted_at[place] += 1
 
-    def observe(self, num_seqs: int, num_drafts: int, seconds: float) -> None:
+    def observe(
+        self, num_seqs: int, num_drafts: int, seconds: float, host: float = 0.0, ahead: bool = False
+    ) -> None:
         """A step of one token and `num_drafts` drafts in all of `num_seqs` sequences, and nothing else, took so long, without the
-        time of a draft model."""
+        time of a draft model. `host`: seconds for which the executor had waited for it; `ahead`: it was launched before its
+        tokens were known, so that there were none."""
         self._step += 1
+        if self._rests is not None and self._ahead is not None:
+            self._rests.step_landed()
+            if ahead:
+                self._ahead.observe(num_seqs, num_seqs, seconds)
+                return
+            seconds += host
         size = num_seqs.bit_length()
         self._since_plain[size] = self._since_plain.get(size, 0) + 1 if num_drafts else 0
         if self._verify is not None:

@@ -386,7 +386,7 @@ class Run:
             lag = scenario.max_in_flight * (1 + scenario.drafts)
             self.returns = ReturnWatch(core._scheduler, lag)
         if scenario.weighs_drafts:
-            core._scheduler.policies.lengths.expect(_PACE)
+            core._scheduler.policies.lengths.expect(_PACE, overlaps=scenario.max_in_flight > 1)
         if scenario.max_loras:
             await self._add_adapters(core)
         async with asyncio.timeout(PATIENCE):

@@ -153,16 +153,20 @@ class Scheduler:
         """A token (and drafts) for each sequence with only its last token to compute; returns those with more."""
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
+        drafting = 0
         for seq in self.waiting.policy.ordered(self.running):
             # `num_uncomputed_tokens` and `num_to_generate`, without the calls: there may be a thousand sequences.
             tokens = seq.num_known_tokens + seq.num_pending_tokens
             uncomputed = tokens - seq.num_computed_tokens
             if uncomputed > 1 and uncomputed > 1 + seq.num_replayed_tokens:
                 chunks.append(seq)
-            elif uncomputed and not seq.drafting and seq.max_len > tokens:
+            elif seq.drafting:
+                drafting += 1
+            elif uncomputed and seq.max_len > tokens:
                 decodes.append(seq)
         decodes = self._in_turn(decodes, chunks, plan)
-        if self.policies.drafter is None or not self.policies.lengths.could_pay(len(decodes)):
+        # Sequences whose drafts are being verified belong to the batch: those beside them wait for them.
+        if self.policies.drafter is None or not self.policies.lengths.could_pay(len(decodes) + drafting):
             if self.policies.drafter is not None and self.kv.states is not None:
                 for seq in decodes:
                     if seq.num_replayed_tokens and seq.status is SequenceStatus.RUNNING:

@@ -26,11 +26,12 @@ _COMPARED = 4
 
 @dataclass(slots=True)
 class _Size:
-    """Of batches of about as many sequences. `idle` steps in a row without drafts; `drafting`: steps since one was ahead;
-    `until`: the step at which the rest ends; `length` of the next rest."""
+    """Of batches of about as many sequences. `idle` steps in a row without drafts; `drafting`: steps since one was ahead; the
+    rest lasts from step `begin` to `until`; `length` of the next rest."""
 
     idle: int = 0
     drafting: int = 0
+    begin: int = 0
     until: int = 0
     length: int = _FIRST
 
@@ -47,7 +48,8 @@ class DraftRests:
 
     def resting(self, num_seqs: int) -> bool:
         """Whether a step of `num_seqs` sequences is to be launched ahead, without drafts."""
-        return self._step < self._of(num_seqs).until
+        size = self._of(num_seqs)
+        return size.begin <= self._step < size.until
 
     def decided(self, num_seqs: int, drafts: bool) -> None:
         """A step of `num_seqs` sequences was made of known tokens; `drafts`: it verifies some. May begin a rest."""
@@ -63,8 +65,9 @@ class DraftRests:
             self._rest(size, _COMPARED)
 
     def _rest(self, size: _Size, steps: int) -> None:
-        # The step that is being made now ends before the rest.
-        size.until, size.idle, size.drafting = self._step + 1 + steps, 0, 0
+        # When the step that is made now has landed: until then sequences without drafts would go ahead of the others.
+        size.begin = self._step + 1
+        size.until, size.idle, size.drafting = size.begin + steps, 0, 0
 
     def step_landed(self) -> None:
         """A step of decodes has landed."""

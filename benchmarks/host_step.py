@@ -1,11 +1,12 @@
 """What a decode step of a GPU costs the host: pack it and launch it, then read its result, at 1, 32 and 256 sequences.
 
-    python -m benchmarks.host_step [--rows 1 32 256] [--rounds 5] [--settings plain|shaped|grammar] [--json FILE]
+    python -m benchmarks.host_step [--rows 1 32 256] [--rounds 5] [--settings plain|shaped|grammar|drafts] [--json FILE]
 
 No GPU is needed: the device is a fake whose graphs do nothing and whose events are always past. What is left is the host's
 own work. A row has a sequence of its own, all inputs are pending, blocks have 16 tokens and sequences cross their borders in
 turn, as under an engine with two steps out. With `grammar` the first row follows one that allows every text; its masks are made
-on another thread, which is not counted. Times are CPU microseconds of the thread, per step: the median over all steps of
+on another thread, which is not counted. With `drafts` each row verifies three, or as many as the step has room for, all of
+which are wrong, in graphs of mixed steps. Times are CPU microseconds of the thread, per step: the median over all steps of
 all rounds, and the median of the fastest round, which says most where the machine is shared.
 """
 
@@ -24,7 +25,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.shapes import write_shape
-from executors.contract import ExecutorAttentionConfig, ExecutorConfig, ExecutorMemoryConfig
+from executors.contract import (
+    ExecutorAttentionConfig,
+    ExecutorConfig,
+    ExecutorMemoryConfig,
+    OptimizationConfig,
+)
 from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.executor import LlmExecutor
@@ -39,10 +45,12 @@ SETTINGS = {
     "plain": SamplingParams(temperature=0.75, top_p=0.9, seed=1),
     "shaped": SamplingParams(temperature=0.75, seed=1, repetition_penalty=1.2),
     "grammar": SamplingParams(temperature=0.75, top_p=0.9, seed=1),
+    "drafts": SamplingParams(temperature=0.75, top_p=0.9, seed=1),
 }
 _ANY_TEXT = "start: /(.|\\n)*/"
 _BLOCK, _PROMPT, _STEPS, _WARMUP = 16, 33, 192, 32
 _MOST_TOKENS = 512
+_DRAFTS = 3
 
 
 class ServedPieces(PagedTorch):
@@ -73,7 +81,7 @@ class IdleExecutor(LlmExecutor):
         return self._ready().unified
 
 
-async def executor(rows: int) -> IdleExecutor:
+async def executor(rows: int, max_drafts: int = 0) -> IdleExecutor:
     """A warmed executor with all graphs, in epoch 1."""
     with tempfile.TemporaryDirectory() as folder:
         made = IdleExecutor.from_config(
@@ -82,6 +90,7 @@ async def executor(rows: int) -> IdleExecutor:
                 max_num_seqs=rows, max_num_batched_tokens=512, max_model_len=2 * _MOST_TOKENS,
                 attention=ExecutorAttentionConfig(block_size=_BLOCK),
                 memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 29),
+                optimization=OptimizationConfig(max_drafts=max_drafts),
             )
         )  # fmt: skip
         await made.warmup()
@@ -97,16 +106,25 @@ def _model(folder: Path) -> Path:
     return write_tokenizer(path, json.loads((path / "config.json").read_text())["vocab_size"])
 
 
-def batches(rows: int, settings: SamplingParams, grammar: str | None = None) -> list[UnifiedBatch]:
+def drafts_of(rows: int) -> int:
+    """Drafts of each row for which a step of so many has room."""
+    return max(1, min(_DRAFTS, _MOST_TOKENS // rows - 1))
+
+
+def batches(
+    rows: int, settings: SamplingParams, grammar: str | None = None, drafts: int = 0
+) -> list[UnifiedBatch]:
     """A step that computes all prompts but for their last tokens, then decode steps: row i is i tokens ahead of row 0, up to a
-    block, so that a sixteenth of the rows gets a block with each step. `grammar`: that of the first row."""
+    block, so that a sixteenth of the rows gets a block with each step. `grammar`: that of the first row. `drafts` of each row in
+    a step, none of which is accepted."""
     slots, seq_ids = np.arange(rows, dtype=np.int32)[::-1].copy(), np.arange(rows, dtype=np.int64) + 7
     ahead = (_PROMPT + np.arange(rows) % _BLOCK).astype(np.int32)
     ones, blocks = np.ones(rows, np.int32), np.zeros(rows, np.int64)
     fresh, made = 0, []
     for number in range(_STEPS + _WARMUP):
         offsets = (ahead + number).astype(np.int32)
-        needed = offsets // _BLOCK + 1
+        guessed = drafts if number else 0
+        needed = (offsets + guessed) // _BLOCK + 1
         grown = np.flatnonzero(needed > blocks)
         counts = (needed - blocks)[grown]
         total = int(counts.sum())
@@ -122,25 +140,25 @@ def batches(rows: int, settings: SamplingParams, grammar: str | None = None) -> 
             )
             for seq, slot, length in zip(seq_ids.tolist(), slots.tolist(), (ahead + 1).tolist(), strict=True)
         )  # fmt: skip
-        known = number == 0
+        known = number == 0 or guessed > 0
         made.append(
             UnifiedBatch(
-                1, number + 1, seq_ids.copy(), slots.copy(), ones.copy(), offsets, ones > 0, np.zeros(rows, np.int32),
-                np.full(rows, 5 if known else -1, np.int32), None if known else ones > 0, starts, tables,
+                1, number + 1, seq_ids.copy(), slots.copy(), ones * (1 + guessed), offsets, ones > 0, ones * guessed,
+                np.full(rows * (1 + guessed), 5 if known else -1, np.int32), None if known else ones > 0, starts, tables,
             )
         )  # fmt: skip
     return made
 
 
 async def measure(
-    rows: int, settings: SamplingParams, rounds: int, grammar: str | None = None
+    rows: int, settings: SamplingParams, rounds: int, grammar: str | None = None, drafts: int = 0
 ) -> dict[str, float]:
     """CPU microseconds a step of `launch` and `result`, and of the fastest round."""
-    made = await executor(rows)
+    made = await executor(rows, drafts)
     runner, taken = made.runner, []
     for _ in range(rounds):
         runner.states.clear()
-        taken.append(_round(runner, batches(rows, settings, grammar)))
+        taken.append(_round(runner, batches(rows, settings, grammar, drafts)))
     await made.shutdown()
     row = {}
     for name, column in (("launch", 0), ("result", 1)):
@@ -180,7 +198,9 @@ def main() -> None:
     found = {}
     for rows in asked.rows:
         grammar = _ANY_TEXT if asked.settings == "grammar" else None
-        found[rows] = row = asyncio.run(measure(rows, SETTINGS[asked.settings], asked.rounds, grammar))
+        drafts = drafts_of(rows) if asked.settings == "drafts" else 0
+        measured = measure(rows, SETTINGS[asked.settings], asked.rounds, grammar, drafts)
+        found[rows] = row = asyncio.run(measured)
         print(f"{rows:>6} " + " ".join(f"{row[name]:>12.0f}" for name in names), flush=True)
     if asked.json:
         asked.json.write_text(

@@ -115,7 +115,7 @@ def executor_config(options: Options, setup: Setup, model: Path) -> ExecutorConf
         speed = replace(speed, num_threads=1)
     speed = replace(
         speed, enforce_eager=setup.enforce_eager, max_loras=setup.max_loras, max_lora_rank=setup.max_lora_rank,
-        quantization=setup.quantization,
+        quantization=setup.quantization, max_drafts=setup.drafts,
     )  # fmt: skip
     return replace(config, attention=attention, memory=memory, optimization=speed)
 

@@ -68,6 +68,9 @@ class OptimizationConfig:
     """Whether the MTP head of the model's own checkpoint makes the guesses that steps verify; not beside `draft_model`."""
     mtp_if_usable: bool = False
     """As `mtp` where the checkpoint has an MTP head that can be used; else none, which is no error."""
+    max_drafts: int = 0
+    """Most drafts of a sequence in a step for which a device keeps room: logits of more rows, and graphs. A step with more is
+    computed by slower means."""
     max_loras: int = 0
     """LoRA adapters that may be loaded at once; 0: none, and the executor is no `LoraExecutor`."""
     max_lora_rank: int = 64

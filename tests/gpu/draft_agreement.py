@@ -1,4 +1,4 @@
-"""Drafts on the device change no token: verified in steps that the host samples, beside the same texts without drafts in graphs.
+"""Drafts on the device change no token: verified in graphs of mixed steps, beside the same texts without drafts.
 
 A small model in float32, prompts that repeat themselves, so that n-grams find something to guess, and half of the texts sampled.
 Draft models are refused on a GPU and not part of it.

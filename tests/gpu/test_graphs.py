@@ -24,6 +24,7 @@ from executors.llm.step.launched.graphs import (
     PER_STANDSTILL,
     STARVED_S,
     STARVED_TRIES,
+    LaunchLimits,
     Phases,
     StepFacts,
     StepGraphs,
@@ -407,6 +408,31 @@ def test_sizes_of_decode_graphs() -> None:
     assert decode_shapes(5000)[-1].items == 1024
     assert [shape.tokens for shape in decode_shapes(3)] == [1, 2, 3]
     assert [shape.tokens for shape in decode_shapes(20)] == [1, 2, 4, 8, 16, 20]
+
+
+@pytest.mark.parametrize(("rows", "drafts"), [(64, 4), (256, 1), (256, 5), (8, 32)])
+def test_steps_with_drafts_have_mixed_graphs(rows: int, drafts: int) -> None:
+    """Whatever their sequences verify; without room for drafts some of them have none."""
+    limits = LaunchLimits(rows, 2048, max_drafts=drafts)
+    shapes = mixed_shapes(rows, 2048, 16, max_drafts=drafts)
+    assert max(shape.samples for shape in shapes) <= limits.max_samples
+    rng, missed = np.random.default_rng(0), 0
+    for _ in range(500):
+        each = np.sort(rng.integers(0, drafts + 1, rng.integers(1, rows + 1)))
+        lens = 1 + each[np.cumsum(each) <= limits.max_samples - rows]
+        if not len(lens) or lens.sum() > 512:
+            continue
+        tiles, decodes = int((-(-lens[lens > 1] // 16)).sum()), int((lens == 1).sum())
+        facts = StepFacts(int(lens.sum()), len(lens), tiles, decodes, int(lens.sum()))
+        best = min((shape for shape in shapes if fits(shape, facts)), key=lambda shape: shape.tokens)
+        assert best.tokens - 8 == min(tokens for tokens in MIXED_TOKENS if tokens >= facts.tokens)
+        missed += not any(fits(shape, facts) for shape in mixed_shapes(rows, 2048, 16))
+    assert missed
+
+
+def test_without_drafts_shapes_are_what_they_were() -> None:
+    """More sampled rows would be padding of lm_head."""
+    assert all(shape.samples == shape.decodes for shape in mixed_shapes(64, 2048, 16))
 
 
 def test_a_mixed_graph_always_has_padding_to_name() -> None:

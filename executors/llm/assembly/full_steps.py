@@ -11,6 +11,7 @@ import numpy as np
 from executors.contract.batch import SamplingParams, SequenceStart, UnifiedBatch
 from executors.contract.config import ExecutorConfig
 from executors.llm.lora.table import blank_name
+from executors.llm.step.launched.graphs import draft_rows
 from executors.llm.step_arrays import whole_tables
 
 _Settings = tuple[SamplingParams, ...]
@@ -37,6 +38,7 @@ def full_steps(
         as many prompts as there may be sequences, together all the tokens that a step may have, each sampled
         as many decodes, each at the end of a sequence as long as `most_tokens` in all and the model allow
         the last chunk of one sequence that long
+        as many decodes with as many drafts as a launched step has room for, if there may be drafts
 
     The first two have settings that need little memory, much memory, and the host's help. If there may be LoRA adapters, all rows
     have some: those of `blank_name`.
@@ -52,11 +54,23 @@ def full_steps(
     chunk = min(budget, alone)
     first, then = (0, prompts), (longest - 1, np.ones(most))
     steps = [(sizes, settings) for sizes in (first, then) for settings in (_PLAIN, _DESCRIBED, _HOSTED)]
-    last = (alone - chunk, np.full(1, chunk)), _PLAIN
-    for number, ((past, queries), settings) in enumerate((*steps, last), 1):
+    steps.append(((alone - chunk, np.full(1, chunk)), _PLAIN))
+    for number, ((past, queries), settings) in enumerate(steps, 1):
         yield _step(
             number, past, queries.astype(np.int32), size, num_blocks, settings, config.optimization.max_loras
         )
+    if config.optimization.max_drafts and longest > 1:
+        most_each = min(config.optimization.max_drafts, longest - 1)
+        drafts = _drafts(most, min(draft_rows(config.max_num_seqs, most_each), budget - most), most_each)
+        step = _step(
+            len(steps) + 1, longest - 1 - most_each, 1 + drafts, size, num_blocks, _PLAIN, config.optimization.max_loras
+        )  # fmt: skip
+        yield replace(step, num_draft_tokens=drafts)
+
+
+def _drafts(count: int, total: int, most: int) -> np.ndarray:
+    """int32 [count]: `total` drafts at most, up to `most` of each sequence in turn."""
+    return np.clip(total - most * np.arange(count), 0, most).astype(np.int32)
 
 
 def _step(

@@ -218,19 +218,15 @@ class Assembly:
             raise sizing.slots_do_not_fit(config, max_model_len, len(cache.caches)) from None
 
     def _sampler(self, runner: ModelRunner, width: int) -> DeviceSampler:
-        rows = max(self.config.max_num_seqs, MIXED_TOKENS[0])
+        rows = max(self._limits().max_samples, MIXED_TOKENS[0])
         return device_sampler(runner.device, rows, width, kv_group(runner.model).dtype, self.checks)
 
     def _launched(
         self, states: SequenceStates, runner: ModelRunner, steps: StepDevice, sampler: DeviceSampler
     ) -> LaunchedSteps:
         """Make what launches steps on a device."""
-        config, width = self.config, states.logits_width
-        limits = LaunchLimits(
-            config.max_num_seqs, config.max_num_batched_tokens, config.optimization.enforce_eager,
-            _shaping_bytes(self.device.memory), config.optimization.max_loras,
-        )  # fmt: skip
-        launched = LaunchedSteps(states, runner, steps, sampler, limits, self.memory, self.report)
+        width = states.logits_width
+        launched = LaunchedSteps(states, runner, steps, sampler, self._limits(), self.memory, self.report)
         if launched.graphs is not None:
             # Logits in float32 beside what a forward takes, unless they go where they stay.
             logits = 0 if getattr(runner.model, "writes_logits", False) else 4 * width
@@ -244,6 +240,14 @@ class Assembly:
             # The largest take it all; others are cut from the same memory.
             launched.captures.reserve(max(map(num_bytes, launched.graphs.shapes)))
         return launched
+
+    def _limits(self) -> LaunchLimits:
+        """Sizes for which launched steps take memory."""
+        config, settings = self.config, self.config.optimization
+        return LaunchLimits(
+            config.max_num_seqs, config.max_num_batched_tokens, settings.enforce_eager, _shaping_bytes(self.device.memory),
+            settings.max_loras, settings.max_drafts,
+        )  # fmt: skip
 
     def _adapters(self, runner: ModelRunner, pipeline: StepPipeline) -> LoraTable | None:
         """Make room for LoRA adapters, if the configuration asks for it. Raises ConfigError for a model that has no place for

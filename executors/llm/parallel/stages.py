@@ -30,7 +30,8 @@ from executors.llm.parallel.ranks import Ranks
 from executors.llm.step.direct import DirectItem, DirectResult, NoTokenSampled, RunDirect
 from executors.llm.step.pipeline import Compute, TakeIn
 from executors.llm.step.runner import ModelRunner
-from executors.llm.step.sampling import HostSampling, SampledRows
+from executors.llm.step.sampled_rows import SampledRows
+from executors.llm.step.sampling import HostSampling
 from executors.llm.step.states import SequenceStates
 from executors.llm.step_arrays import StepArrays
 

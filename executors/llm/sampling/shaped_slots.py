@@ -159,6 +159,11 @@ class ShapedSlots:
         for slot in list(self._slots):
             self.drop(slot)
 
+    def reads_history(self, slots: np.ndarray) -> np.ndarray:
+        """bool [n]: which of these slots have settings that depend on earlier tokens."""
+        follows: np.ndarray = self._follows[slots]
+        return follows
+
     # -- steps -----------------------------------------------------------------------------------------------------------
 
     def prepare(self, batch: UnifiedBatch, step: StepArrays, sampled: np.ndarray) -> None:

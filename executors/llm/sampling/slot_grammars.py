@@ -65,8 +65,8 @@ class Follower:
         self._state: GrammarState | None = None
 
     def masks(self, compiler: GrammarCompiler, inputs: Inputs, into: np.ndarray | None = None) -> ItemMasks:
-        """Compute masks for the row after the inputs and for the rows after each draft; or write that of the only row to `into`,
-        int32 [mask_words], a bit a token. Raises InvalidInput for impossible inputs."""
+        """Compute masks for the row after the inputs and for the rows after each draft; or write them to `into`, int32
+        [1 + drafts, mask_words], a bit a token. Raises InvalidInput for impossible inputs."""
         num_known = len(inputs.tokens) - inputs.num_drafts
         self.output.sync(inputs.position, inputs.tokens[:num_known], inputs.pending)
         try:
@@ -95,22 +95,32 @@ class Follower:
                 stray = f"token {len(state)} of the output, {token}, violates its grammar"
                 return ItemMasks([], state.failure() or ItemOutput(error=stray))
         self.output.shortest = len(output)
+        masks: list[Mask | None] = []
         if into is not None:
-            state.pack(into)
-            return ItemMasks([], state.failure())
-        masks: list[Mask | None] = [state.mask()]
-        for draft in drafts:
-            if not state.take(draft):
-                if state.failure() is None and masks[-1] is not None and masks[-1].allows(draft):
+            into[1:] = -1
+        for row, draft in enumerate((None, *drafts)):
+            if draft is not None and not state.take(draft):
+                if state.failure() is None and _allows(masks, into, row - 1, draft):
                     return ItemMasks(
                         [], ItemOutput(error=f"the grammar allowed draft {draft} and then refused it")
                     )
                 break
-            masks.append(state.mask())
+            if into is None:
+                masks.append(state.mask())
+            else:
+                state.pack(into[row])
         # The row before a forbidden draft samples another token: those after it are computed for nothing.
         masks += [None] * (1 + len(drafts) - len(masks))
         state.rewind(len(output))
         return ItemMasks(masks, state.failure())
+
+
+def _allows(masks: list[Mask | None], into: np.ndarray | None, row: int, token: int) -> bool:
+    """Whether a mask, in the one form or the other, lets a token come."""
+    if into is not None:
+        return bool((int(into[row, token >> 5]) >> (token & 31)) & 1)
+    mask = masks[row]
+    return mask is not None and mask.allows(token)
 
 
 class SlotGrammars:
@@ -164,17 +174,19 @@ class SlotGrammars:
     def start_packed(
         self, work: Sequence[tuple[Follower, Inputs]], into: np.ndarray
     ) -> Future[dict[int, ItemOutput]]:
-        """Start writing a mask for each follower, after inputs without drafts, to a row of `into`, int32 [k, mask_words]: see
-        `row_masks.py`. The result holds, by row, outputs of items whose grammar cannot go on; their masks forbid nothing.
-        Do not use these followers until the result is available."""
+        """Start writing the masks of each follower, one and one behind each draft, to the rows of `into`, int32 [k, mask_words],
+        in order: see `row_masks.py`. The result holds, by place in `work`, outputs of items whose grammar cannot go on; their
+        masks forbid nothing. Do not use these followers until the result is available."""
 
         def write() -> dict[int, ItemOutput]:
-            failed = {}
-            for row, (follower, inputs) in enumerate(work):
-                masks = follower.masks(self.compiler, inputs, into[row])
+            failed, begin = {}, 0
+            for place, (follower, inputs) in enumerate(work):
+                own = into[begin : begin + 1 + inputs.num_drafts]
+                begin += len(own)
+                masks = follower.masks(self.compiler, inputs, own)
                 if masks.failed is not None:
-                    failed[row] = masks.failed
-                    into[row] = -1
+                    failed[place] = masks.failed
+                    own[:] = -1
             return failed
 
         return self._own_thread().submit(write)

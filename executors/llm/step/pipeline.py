@@ -28,7 +28,7 @@ from executors.llm.lora.table import LoraTable
 from executors.llm.memory.seals import BlockSeals
 from executors.llm.step.pending_steps import ComputedStep, PendingStep
 from executors.llm.step.runner import ModelRunner
-from executors.llm.step.sampling import SampledRows
+from executors.llm.step.sampled_rows import SampledRows
 from executors.llm.step.states import SequenceStates, SlotPart
 from executors.llm.step_arrays import StateSlots, StepArrays
 

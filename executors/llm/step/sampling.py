@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,25 +15,9 @@ from executors.llm.sampling.edits import EditsBuilder, LogitEdits
 from executors.llm.sampling.sampler import Sampled, sample
 from executors.llm.sampling.slot_grammars import Inputs, ItemMasks
 from executors.llm.step.runner import ModelRunner
+from executors.llm.step.sampled_rows import SampledRows
 from executors.llm.step.states import SequenceStates
 from executors.llm.step_arrays import StepArrays
-
-
-class SampledRows(NamedTuple):
-    """Rows of a step that are sampled.
-
-    Per item, int64 [n]: `drafts`, `counts` of rows, and `starts`, the first of those rows. Per row, int64: its `item`, its
-    `place` among the item's rows, and its number among the step's `rows`. `masks`: the pending token masks of items under a
-    grammar, or None if there are no such items.
-    """
-
-    drafts: np.ndarray
-    counts: np.ndarray
-    starts: np.ndarray
-    item: np.ndarray
-    place: np.ndarray
-    rows: np.ndarray
-    masks: Future[dict[int, ItemMasks]] | None
 
 
 class HostSampling:
@@ -46,18 +29,9 @@ class HostSampling:
         self._memory = memory
 
     def rows(self, batch: UnifiedBatch, step: StepArrays) -> SampledRows:
-        """Find the sampled rows of final items, drafts included.
-
-        inputs of an item    t5  t6  d7  d8      drafts = 2, pos_offset = 5
-        sampled rows             r0  r1  r2      for positions 7, 8, 9
-        """
-        drafts = batch.num_draft_tokens.astype(np.int64)
-        counts = np.where(batch.is_final_chunk & self._states.samples[batch.slots], drafts + 1, 0)
-        item = np.repeat(np.arange(len(batch)), counts)
-        starts = np.cumsum(counts) - counts
-        place = np.arange(len(item)) - starts[item]
-        rows = (step.q_starts + step.q_lens - 1 - drafts)[item] + place
-        return SampledRows(drafts, counts, starts, item, place, rows, self._start_masks(batch, step, counts))
+        """Find the sampled rows of final items, drafts included."""
+        found = SampledRows.of(batch, step, batch.is_final_chunk & self._states.samples[batch.slots])
+        return found._replace(masks=self._start_masks(batch, step, found.counts))
 
     def _start_masks(
         self, batch: UnifiedBatch, step: StepArrays, counts: np.ndarray
@@ -76,8 +50,7 @@ class HostSampling:
     def __call__(
         self, batch: UnifiedBatch, step: StepArrays, hidden: torch.Tensor, where: SampledRows
     ) -> UnifiedOutput:
-        """Sample, and keep of each item the tokens that verification accepts. In the example d7 is accepted iff r0 = d7, and
-        d8 iff r1 = d8 as well; the item keeps the accepted tokens and one more."""
+        """Sample, and keep of each item the tokens that verification accepts: see `SampledRows.keep`."""
         if not len(where.item):
             return UnifiedOutput(np.zeros(len(batch), np.int32), np.empty(0, np.int32))
         logits, maxima = retried(self._memory, lambda: self._runner.logits_for_sampling(hidden, where.rows))
@@ -88,10 +61,10 @@ class HostSampling:
     ) -> UnifiedOutput:  # fmt: skip
         """Sample from the logits of a step's sampled rows, of which there are some."""
         n = len(batch)
-        drafts, counts, starts, item, place, rows, masks_to_come = where
-        slots, positions = batch.slots[item], step.positions[rows] + 1
+        counts, starts, item, positions = where.counts, where.starts, where.item, where.positions
+        slots = batch.slots[item]
         shaped = self._states.shapers.items(batch.slots, counts) if self._states.shapers else []
-        masks = {} if masks_to_come is None else masks_to_come.result()
+        masks = {} if where.masks is None else where.masks.result()
         settings = self._states.sampling.rows(slots, positions)
         edits = self._edits(batch, step, shaped, starts, masks) if shaped else None
         sampled = retried(self._memory, lambda: sample(logits, settings, edits, maxima))
@@ -102,11 +75,11 @@ class HostSampling:
         self._states.pool.view(-1).index_copy_(
             0, self._states.pool_index(slots, positions), torch.from_numpy(tokens).to(self._runner.device)
         )
-        if len(item) == n and not drafts.any():
+        if len(item) == n and not where.drafts.any():
             num_tokens = np.ones(n, np.int32)
         else:
-            places, num_tokens = _verify(step, sampled, drafts, counts, item, place, rows)
-            tokens = tokens[places]
+            counting, num_tokens = where.keep(tokens, sampled.bad)
+            tokens = tokens[counting]
         output = UnifiedOutput(num_tokens, tokens)
         ends = np.cumsum(num_tokens)
         for i in shaped:
@@ -169,20 +142,3 @@ def _errors(logits: torch.Tensor, bad: np.ndarray) -> dict[int, ItemOutput]:
     finite = torch.isfinite(best).tolist()
     faults = [ItemFault.NOTHING_LEFT if one else ItemFault.NOT_FINITE for one in finite]
     return {row: ItemOutput.failed(fault) for row, fault in zip(rows.tolist(), faults, strict=True)}
-
-
-def _verify(
-    step: StepArrays, sampled: Sampled, drafts: np.ndarray, counts: np.ndarray, item: np.ndarray, place: np.ndarray,
-    rows: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Return which sampled rows are kept (bool) and, int32 [n], how many each item keeps: its accepted drafts and one more."""
-    is_draft_row = place < drafts[item]
-    following = step.token_ids[np.minimum(rows + 1, len(step.token_ids) - 1)]
-    stops = ~is_draft_row | (sampled.tokens != following) | sampled.bad
-    # The first row that stops an item is its last one kept; the row after the last draft always stops.
-    stop_place = np.where(stops, place, len(place))
-    num_tokens = np.zeros(len(counts), np.int32)
-    nonempty = counts > 0
-    begins = (np.cumsum(counts) - counts)[nonempty]
-    num_tokens[nonempty] = np.minimum.reduceat(stop_place, begins) + 1
-    return place < num_tokens[item], num_tokens

@@ -42,6 +42,7 @@ class StepCaptures:
         self._program = program
         self._device = device
         self._max_batch_size, self._max_tokens = limits.max_batch_size, limits.max_tokens
+        self._max_drafts = limits.max_drafts
         self._max_model_len = max_model_len
         self._report = report
         self._drain = drain
@@ -58,7 +59,7 @@ class StepCaptures:
 
     def _padded_shapes(self, packed: PackedAttention) -> list[StepShape]:
         rows, pieces = self._max_batch_size, self.most_pieces
-        mixed = mixed_shapes(rows, self._max_tokens, packed.queries_per_tile, pieces)
+        mixed = mixed_shapes(rows, self._max_tokens, packed.queries_per_tile, pieces, self._max_drafts)
         shapes = [*decode_shapes(rows, pieces), *mixed]
         shapes += adapted_shapes(shapes, self._graph_adapters)
         return [replace(shape, groups=self._groups) for shape in shapes]

@@ -100,8 +100,9 @@ class GrammarRows:
 class LateSampler:
     """The sampler of one step, queued once its masks are made.
 
-    `work`: follower and inputs of each row with a grammar, in the order of the rows of `RowMasks.table`; `places` int64 [k]:
-    their places among the step's samples. `before`: steps that sample tokens which these grammars must take first.
+    `work`: follower and inputs of each item with a grammar, in the order of the rows of `RowMasks.table`, of which an item has
+    one and one for each draft; `places` int64 [k]: where their first rows are among the step's samples. `before`: steps that
+    sample tokens which these grammars must take first.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class LateSampler:
         self._queued = queued
         self._grammars = grammars
         self._work = work
+        self._num_masks = len(work) + sum(inputs.num_drafts for _, inputs in work)
         self._places = places.tolist()
         self._before = before
         self._masks: Future[dict[int, ItemOutput]] | None = None
@@ -134,7 +136,7 @@ class LateSampler:
             self._began = time.monotonic()
             self._before = ()  # a chain of steps would never end
             try:
-                into = self._queue.mask_rows(self._queued, len(self._work))
+                into = self._queue.mask_rows(self._queued, self._num_masks)
                 self._masks = self._grammars.start_packed(self._work, into)
             except Exception as error:
                 self._fail(error)
@@ -156,13 +158,13 @@ class LateSampler:
                 futures.wait((self._masks,), _PAUSE_S)
                 if not self._masks.done():
                     return False
-            self.outputs = {self._places[row]: output for row, output in self._masks.result().items()}
+            self.outputs = {self._places[item]: output for item, output in self._masks.result().items()}
         except Exception as error:
             self._fail(error)
             raise
         try:
             with torch.inference_mode():
-                self._queue.finish(self._queued, len(self._work))
+                self._queue.finish(self._queued, self._num_masks)
         except Exception as error:
             self._error = error
             raise
@@ -182,10 +184,13 @@ class LateSampler:
             self.advance(wait=True)
         return self._error is not None
 
-    def record(self, tokens: np.ndarray) -> None:
-        """Let the grammars take `tokens` int32, all that the step sampled. The next masks tell whether they are valid."""
-        for (follower, _), place in zip(self._work, self._places, strict=True):
-            follower.output.append(int(tokens[place]))
+    def record(self, tokens: np.ndarray, counting: np.ndarray | None) -> None:
+        """Let the grammars take what counts of `tokens` int32, all that the step sampled: where `counting` bool is set, all if
+        it is None. The next masks tell whether they are valid."""
+        for (follower, inputs), first in zip(self._work, self._places, strict=True):
+            for place in range(first, first + 1 + inputs.num_drafts):
+                if counting is None or counting[place]:
+                    follower.output.append(int(tokens[place]))
 
     def _take_tokens(self, wait: bool) -> bool:
         """Return whether the steps before this one have recorded their tokens. Raises Skipped."""
@@ -202,14 +207,16 @@ class LateSampler:
 
 
 def _inputs_of(batch: UnifiedBatch, items: np.ndarray) -> list[Inputs]:
-    """Inputs of items without drafts."""
     lens = batch.num_q_tokens
     ends = np.cumsum(lens)[items].tolist()
+    columns = (
+        lens[items].tolist(),
+        batch.pos_offsets[items].tolist(),
+        batch.num_draft_tokens[items].tolist(),
+    )
     inputs = []
-    for end, count, position in zip(
-        ends, lens[items].tolist(), batch.pos_offsets[items].tolist(), strict=True
-    ):
+    for end, count, position, drafts in zip(ends, *columns, strict=True):
         part = slice(end - count, end)
         pending = None if batch.pending is None else batch.pending[part].tolist()
-        inputs.append(Inputs(position, batch.token_ids[part].tolist(), pending, 0))
+        inputs.append(Inputs(position, batch.token_ids[part].tolist(), pending, drafts))
     return inputs

@@ -56,6 +56,9 @@ MIXED_TOKENS = (16, 32, 64, 128, 256, 512, 640, 768, 1024, 1280, 1536, 2048)
 ADAPTED_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 """Rows of decode graphs, and tokens of mixed ones, that exist for steps with LoRA adapters as well. Above `CLOSE_TO` they are so
 close that any step with a graph has one with adapters, too."""
+DRAFT_ROWS = 256
+"""Most drafts of a launched step. Logits of a row take 300 KB (151,936 of two bytes), and a step in which so many are verified
+is bound by its products: more drafts would not pay."""
 _PADDING = 8
 """Additional tokens of a mixed graph: padding needs one, and eight give products a number of rows that suits cuBLAS."""
 _CHUNKS = 32
@@ -65,13 +68,24 @@ _CHUNKS = 32
 @dataclass(frozen=True, slots=True)
 class LaunchLimits:
     """Sizes for which memory is taken. `max_batch_size` and `max_tokens` of a step; `eager`: no graphs; `shaping_bytes`: largest
-    size of the table of shaped slots; `max_adapters`: most LoRA adapters of a step."""
+    size of the table of shaped slots; `max_adapters`: most LoRA adapters of a step; `max_drafts` of a sequence in a step."""
 
     max_batch_size: int
     max_tokens: int
     eager: bool = False
     shaping_bytes: int = TABLE_BYTES
     max_adapters: int = 0
+    max_drafts: int = 0
+
+    @property
+    def max_samples(self) -> int:
+        """Most rows that a step samples: one of each sequence, and those of its drafts as far as there is room for them."""
+        return self.max_batch_size + draft_rows(self.max_batch_size, self.max_drafts)
+
+
+def draft_rows(max_batch_size: int, max_drafts: int) -> int:
+    """Return the most drafts of a launched step of up to `max_batch_size` sequences."""
+    return min(max_batch_size * max_drafts, DRAFT_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +151,19 @@ def decode_shapes(max_rows: int, pieces: Pieces = no_pieces) -> list[StepShape]:
 
 
 def mixed_shapes(
-    max_rows: int, max_tokens: int, queries_per_tile: int, pieces: Pieces = no_pieces
+    max_rows: int, max_tokens: int, queries_per_tile: int, pieces: Pieces = no_pieces, max_drafts: int = 0
 ) -> list[StepShape]:
-    """Return the shapes of steps with chunks. Each has some more tokens and one more item than it accepts, for padding."""
+    """Return the shapes of steps with chunks. Each has some more tokens and one more item than it accepts, for padding. With up
+    to `max_drafts` of a sequence each sequence may be a chunk and have several sampled rows."""
     shapes = []
+    drafts = draft_rows(max_rows, max_drafts)
     for tokens in MIXED_TOKENS:
         if tokens <= max(max_tokens, MIXED_TOKENS[0]):
             rows = min(tokens, max_rows)
-            tiles = -(-tokens // queries_per_tile) + min(tokens // 2, _CHUNKS)
-            shapes.append(StepShape(tokens + _PADDING, rows + 1, rows, tiles, rows, True, pieces(rows)))
+            chunks = min(tokens // 2, max(_CHUNKS, min(max_rows, drafts)))
+            tiles = -(-tokens // queries_per_tile) + chunks
+            samples = min(tokens, max_rows + drafts)
+            shapes.append(StepShape(tokens + _PADDING, rows + 1, samples, tiles, rows, True, pieces(rows)))
     return shapes
 
 

@@ -15,6 +15,7 @@ from executors.llm.step.launched.graphs import StepFacts
 from executors.llm.step.launched.inputs import HostStep, StepShape, cells_of
 from executors.llm.step.launched.plan import DevicePlan
 from executors.llm.step.launched.repeat import Rows
+from executors.llm.step.sampled_rows import SampledRows
 from executors.llm.step.states import SequenceStates
 from executors.llm.step_arrays import StepArrays
 
@@ -66,11 +67,13 @@ class StepPacker:
         places = None if self._states.adapters is None else self._states.adapters.places(batch.slots)
         if places is not None and (places < 0).all():
             places = None
+        verified = SampledRows.of(batch, step, sampled) if batch.num_draft_tokens.any() else None
+        samples = int(np.count_nonzero(sampled)) if verified is None else len(verified.item)
         facts = StepFacts(
-            len(step.token_ids), len(batch), len(tiles), len(decodes), int(np.count_nonzero(sampled)), len(pieces),
-            places is not None, len(self._states.slots.block_tables),
+            len(step.token_ids), len(batch), len(tiles), len(decodes), samples, len(pieces), places is not None,
+            len(self._states.slots.block_tables),
         )  # fmt: skip
-        return DevicePlan(step, tiles, decodes, pieces, sampled, needed, facts, places)
+        return DevicePlan(step, tiles, decodes, pieces, sampled, needed, facts, places, verified)
 
     def pieces(self, lengths: np.ndarray, shape: StepShape) -> np.ndarray:
         """int32 [k, WORDS]: pieces of rows of these lengths, and of the additional rows of the shape."""
@@ -120,14 +123,16 @@ class StepPacker:
             host.put_pairs("tiles", plan.tiles, (shape.items - 1, 0))
             rows = np.stack((plan.decodes, step.q_starts[plan.decodes]), 1)
             host.put_pairs("decodes", rows, (shape.items - 1, shape.tokens - 1))
-            items = np.flatnonzero(plan.sampled)
-            host.put("rows", (step.q_starts + step.q_lens - 1)[items], shape.tokens - 1)
-            host.put("dest", slots[items] * row + lengths[items], self._padding_token)
+            items, ends, verified = plan.samplers, plan.ends, plan.verified
+            of_items = (step.q_starts + step.q_lens - 1)[items] if verified is None else verified.rows
+            host.put("rows", of_items, shape.tokens - 1)
+            host.put("dest", slots[items] * row + ends, self._padding_token)
         else:
             items = plan.order
+            ends = lengths[items]
             dest = np.where(plan.sampled, slots * row + lengths, self._padding_token)
             host.put("dest", dest[items], self._padding_token)
-        self._write_settings(host, slots[items], lengths[items], plan.sampled[items])
+        self._write_settings(host, slots[items], ends, plan.sampled[items])
 
     def _write_settings(
         self, host: HostStep, slots: np.ndarray, positions: np.ndarray, sampled: np.ndarray

@@ -7,10 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
-from executors.contract.batch import ItemOutput, UnifiedOutput
+from executors.contract.batch import ItemOutput, SampledToken, UnifiedOutput
 from executors.contract.errors import ItemFault
 from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.step.launched.inputs import StepBuffer, host_results
+from executors.llm.step.sampled_rows import SampledRows
 
 
 class SamplerToCome(Protocol):
@@ -31,20 +32,22 @@ class SamplerToCome(Protocol):
     def failed(self) -> bool:
         """Queue the sampler; return whether that went wrong."""
 
-    def record(self, tokens: np.ndarray) -> None:
-        """Take the step's tokens."""
+    def record(self, tokens: np.ndarray, counting: np.ndarray | None) -> None:
+        """Take the step's tokens, those that are `counting`, bool; None: all."""
 
 
 class PendingDeviceStep:
     """A `PendingStep` that is the `owner` of its buffer.
 
     `sampled` bool [n]: items that get a token; `places` int64: the places of their results among `samples`. `record` receives
-    the tokens, int32 [places]; the result for `logprobs` is in the buffer's `more`.
+    the tokens, int32 [places]; the result for `logprobs` is in the buffer's `more`. `verified`: the sampled rows, whose results
+    are at `places`, if an item has drafts: then it is decided here which tokens count, as the host's stages decide it.
     """
 
     def __init__(
         self, buffer: StepBuffer, samples: int, sampled: np.ndarray, places: np.ndarray,
         record: Callable[[np.ndarray], None] | None = None, logprobs: LogprobRows | None = None,
+        verified: SampledRows | None = None,
     ) -> None:  # fmt: skip
         self._buffer = buffer
         self._samples = samples
@@ -52,6 +55,7 @@ class PendingDeviceStep:
         self._places = places
         self._record = record
         self._logprobs = logprobs
+        self._verified = verified
         self._output: UnifiedOutput | None = None
         self.late_sampler: SamplerToCome | None = None
         """The step's own sampler, if it was not queued with the forward."""
@@ -87,13 +91,16 @@ class PendingDeviceStep:
                 self.late_sampler.advance(wait=True)
             self._buffer.event.synchronize()
             tokens, bad = host_results(self._buffer.results, self._samples)
-            chosen = tokens[self._places]
-            self._output = self._pack(chosen, bad[self._places])
+            chosen, counting = tokens[self._places], None
+            if self._verified is None:
+                self._output = self._pack(chosen, bad[self._places])
+            else:
+                self._output, counting = self._verify(self._verified, chosen, bad[self._places])
             self._buffer.owner = None
             if self._record is not None:
                 self._record(chosen)
             if self.late_sampler is not None:
-                self.late_sampler.record(chosen)
+                self.late_sampler.record(chosen, counting)
             if self.followed_by is not None:  # at once: the device computes its forward already
                 self.followed_by.start()
                 self.followed_by = None
@@ -110,11 +117,43 @@ class PendingDeviceStep:
             output.details |= {int(items[place]): ItemOutput((one,)) for place, one in sampled.items()}
         without = bad != 0
         for item, why in zip(items[without].tolist(), bad[without].tolist(), strict=True):
-            fault = ItemFault.NOTHING_LEFT if why == 2 else ItemFault.NOT_FINITE
-            output.details[item] = ItemOutput.failed(fault)
+            output.details[item] = _fault(why)
         for place, failed in outputs.items():
             output.details[int(items[place])] = failed
             without[place] = True
         output.num_tokens[items[without]] = 0
         output.token_ids = tokens[~without]
         return output
+
+    def _verify(
+        self, rows: SampledRows, tokens: np.ndarray, bad: np.ndarray
+    ) -> tuple[UnifiedOutput, np.ndarray]:
+        """The output of a step with drafts, as `HostSampling` makes it, and which rows' tokens count (bool). An item whose last
+        row that counts has no token gives none."""
+        faults = {row: _fault(int(bad[row])) for row in np.flatnonzero(bad).tolist()}
+        if self.late_sampler is not None:
+            faults |= self.late_sampler.outputs
+        described: dict[int, SampledToken] = {}
+        if self._logprobs is not None:
+            described = self._logprobs.read(self._buffer.more.numpy(), tokens)
+        without = np.zeros(len(tokens), np.bool_)
+        without[list(faults)] = True
+        counting, num_tokens = rows.keep(tokens, without)
+        output = UnifiedOutput(num_tokens, tokens)
+        if faults or described:
+            for item in np.flatnonzero(rows.counts).tolist():
+                first = int(rows.starts[item])
+                end = first + int(num_tokens[item])
+                if end - 1 in faults:
+                    output.details[item] = faults[end - 1]
+                    counting[first:end] = False
+                    num_tokens[item] = 0
+                elif first in described:
+                    output.details[item] = ItemOutput(tuple(described[row] for row in range(first, end)))
+        output.token_ids = tokens[counting]
+        return output, counting
+
+
+def _fault(why: int) -> ItemOutput:
+    """The output of an item for what the sampler says of a row without a token."""
+    return ItemOutput.failed(ItemFault.NOTHING_LEFT if why == 2 else ItemFault.NOT_FINITE)

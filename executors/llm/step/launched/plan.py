@@ -10,6 +10,7 @@ from executors.kernels.lora_tiles import in_tiles, most_tiles, tile_rows
 from executors.llm.attention.key_pieces import with_idle
 from executors.llm.step.launched.graphs import StepFacts
 from executors.llm.step.launched.inputs import StepShape
+from executors.llm.step.sampled_rows import SampledRows
 from executors.llm.step_arrays import StepArrays
 
 _NO_TILES = np.empty(0, np.int32), np.empty(0, np.int32)
@@ -22,7 +23,7 @@ class DevicePlan:
     `tiles` int32 [m, 2]; `decodes` int64: items of one token, those with most keys first, so that none of them starts when
     all others have ended; `pieces` int32 [k, WORDS] of their keys, whose rows are places in `decodes`; `sampled` bool [n];
     `needed`: columns of the block tables; `places` int32 [n] of the items' LoRA adapters, -1 for none, or None if no item has
-    one.
+    one; `verified`: the sampled rows, if an item has drafts, so that it has several.
     """
 
     step: StepArrays
@@ -33,6 +34,25 @@ class DevicePlan:
     needed: int
     facts: StepFacts
     places: np.ndarray | None = None
+    verified: SampledRows | None = None
+
+    @property
+    def samplers(self) -> np.ndarray:
+        """int64 [samples]: the item of each sampled row, rows in the order of items."""
+        return np.flatnonzero(self.sampled) if self.verified is None else self.verified.item
+
+    @property
+    def ends(self) -> np.ndarray:
+        """int64 [samples]: the position of the token of each sampled row."""
+        if self.verified is not None:
+            return self.verified.positions
+        return (self.step.pos_offsets + self.step.q_lens)[self.sampled]
+
+    def first_samples(self, items: np.ndarray) -> np.ndarray:
+        """int64 [k]: where the first token of each of these `items` is among all that the step samples."""
+        if self.verified is not None:
+            return self.verified.starts[items]
+        return (np.cumsum(self.sampled) - 1)[items]
 
     @property
     def order(self) -> np.ndarray:

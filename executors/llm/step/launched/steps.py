@@ -3,8 +3,9 @@
 A step whose tokens can be chosen without the host is packed, copied once, computed by a graph or the same calls one by one,
 and its results are copied back once. The device also applies penalties, biases and bans (`shaped_slots.py`) and computes
 logprobs after the step (`device_logprobs.py`), and reads the masks of grammars, which the host makes while the forward runs
-(`grammar_rows.py`). Typical-p, bad words of several tokens, drafts, prompt logprobs and pooling need the host within the step:
-the host's stages compute such a step, after those launched before it, because the device executes them in order.
+(`grammar_rows.py`). Drafts are verified in it: each has a sampled row, and which tokens count is decided where the results are
+read (`sampled_rows.py`). What needs the host within the step is in one table (`host_steps.py`): the host's stages compute such a
+step, after those launched before it, because the device executes them in order.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from executors.llm.sampling.shaped_slots import Recording, ShapedSlots
 from executors.llm.step.launched.captures import StepCaptures
 from executors.llm.step.launched.grammar_rows import GrammarRows
 from executors.llm.step.launched.graphs import LaunchLimits, StepGraph, StepGraphs
+from executors.llm.step.launched.host_steps import HostSteps
 from executors.llm.step.launched.inputs import DeviceStep, DeviceTables, HostStep, StepShape
 from executors.llm.step.launched.packing import StepPacker
 from executors.llm.step.launched.pending_step import PendingDeviceStep
@@ -87,14 +89,13 @@ class LaunchedSteps:
         self.runner = runner
         self._memory = memory
         rows, max_tokens, num_slots = limits.max_batch_size, limits.max_tokens, states.slots.num_slots
-        self._slow = np.zeros(num_slots, np.bool_)
-        """Marks slots whose tokens need the host to choose them."""
         self._tables = DeviceTables.of(self._states.slots, runner.device)
         self.shaped = ShapedSlots(
             num_slots, rows, states.max_model_len, states.logits_width, runner.device,
             lambda: self.queue.ring.drain(), limits.shaping_bytes,
         )  # fmt: skip
         self.grammars = GrammarRows(states.grammars, num_slots)
+        self.host_steps = HostSteps(states, self.shaped, limits.max_samples)
         self.program = DeviceProgram(
             runner, sampler, self._tables, states.pool.view(-1), states.logits_width, num_slots * states.pool.shape[1],
             self.shaped.table,
@@ -113,7 +114,7 @@ class LaunchedSteps:
         shapes = list(self.graphs.shapes) if self.graphs else []
         shapes.append(
             StepShape(
-                max_tokens, rows, rows, max_tokens, rows, True, self.captures.most_pieces(rows),
+                max_tokens, rows, limits.max_samples, max_tokens, rows, True, self.captures.most_pieces(rows),
                 most_tiles(max_tokens, limits.max_adapters), len(self._tables),
             )
         )  # fmt: skip
@@ -151,7 +152,7 @@ class LaunchedSteps:
     def notes(self) -> tuple[str, ...]:
         """Notes for `status()`."""
         graphs = "graphs: none" if self.graphs is None else self.graphs.note
-        return graphs, f"sampling: on the device, {self.program.sampler.name}"
+        return graphs, f"sampling: on the device, {self.program.sampler.name}", *self.host_steps.notes
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -182,7 +183,7 @@ class LaunchedSteps:
         slow = sampling is not None and sampling.typical_p < 1.0
         if sampling is not None and sampling.edits_logits and not slow and start.pooling is None:
             slow = not self.shaped.begin(start)
-        self._slow[slot] = slow
+        self.host_steps.slow[slot] = slow
         return bool(self.shaped.row_of[slot] < 0)
 
     def drop(self, slot: int) -> None:
@@ -223,7 +224,7 @@ class LaunchedSteps:
         """See `Launch`."""
         DeviceTables.take_in(self._tables, batch.tables)
         sampled = batch.is_final_chunk & self._states.samples[batch.slots]
-        if self._needs_host(batch, sampled):
+        if self.host_steps.reason(batch, sampled) is not None:
             for slot, history in self.shaped.histories(batch, sampled).items():
                 self._states.shapers.follow(slot, history)
             self.grammars.settle_host(batch.slots, self.queue.ring)
@@ -265,13 +266,6 @@ class LaunchedSteps:
             step = self._packer.arrays(batch, (np.empty((len(batch), 0), np.int32),))
             self.shaped.prepare(batch, step, last.sampled)
 
-    def _needs_host(self, batch: UnifiedBatch, sampled: np.ndarray) -> bool:
-        return bool(
-            self._states.special[batch.slots].any()
-            or self._slow[batch.slots[sampled]].any()
-            or batch.num_draft_tokens.any()
-        )
-
     def _put(
         self, batch: UnifiedBatch, plan: DevicePlan, captured: tuple[StepShape, StepGraph] | None
     ) -> PendingDeviceStep:
@@ -279,9 +273,8 @@ class LaunchedSteps:
         shape, places = captured[0] if captured else plan.shape, np.arange(plan.facts.samples)
         if not shape.listed:
             places = np.argsort(plan.order)[plan.sampled]
-        logprobs = LogprobRows.of(
-            self._states.sampling.logprobs[batch.slots[plan.sampled]], places, self._states.logits_width
-        )
+        slots = batch.slots[plan.samplers]
+        logprobs = LogprobRows.of(self._states.sampling.logprobs[slots], places, self._states.logits_width)
 
         def write(words: np.ndarray) -> None:
             self._packer.write(HostStep(words, shape), shape, batch, plan)
@@ -298,12 +291,10 @@ class LaunchedSteps:
                 self._packer.pieces_last,
                 buffer.words, captured, places, logprobs, shaped, constrained,
             )  # fmt: skip
-        ends = (plan.step.pos_offsets + plan.step.q_lens)[plan.sampled]
-        record = self._recorder_for(batch.slots[plan.sampled], ends)
-        step = PendingDeviceStep(buffer, shape.samples, plan.sampled, places, record, logprobs)
+        record = self._recorder_for(slots, plan.ends)
+        step = PendingDeviceStep(buffer, shape.samples, plan.sampled, places, record, logprobs, plan.verified)
         if len(constrained):
-            among = (np.cumsum(plan.sampled) - 1)[constrained]
-            self.grammars.hold(step, self.queue, queued, batch, constrained, among)
+            self.grammars.hold(step, self.queue, queued, batch, constrained, plan.first_samples(constrained))
         return step
 
     def _can_repeat(self, shape: StepShape, plan: DevicePlan) -> bool:

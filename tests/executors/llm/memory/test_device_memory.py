@@ -14,6 +14,7 @@ import torch
 
 from engine.config import EngineConfig
 from executors.contract.batch import SamplingParams, UnifiedBatch
+from executors.contract.checks import check_arrays
 from executors.contract.config import ExecutorConfig, ExecutorMemoryConfig
 from executors.contract.errors import ConfigError, OutOfMemory, Unavailable
 from executors.llm.assembly import device_sizing
@@ -28,6 +29,7 @@ from executors.llm.memory.device_memory import CONTEXT_BYTES, look, margin
 from executors.llm.memory.kv_plan import KvPlan
 from executors.llm.model.caches import KvSpec
 from executors.llm.step import sampling
+from executors.llm.step.launched.graphs import LaunchLimits
 from executors.llm.tools import describe
 from tests.executors.llm.devices import GIB, WEIGHTS, Device, Once
 from tests.executors.llm.driver import Driver, config, start
@@ -348,6 +350,23 @@ def test_the_largest_steps() -> None:
         assert step.tables.block_ids.max() < BLOCKS
     short = next(full_steps(config, 10, [BLOCKS], 100_000))
     assert short.num_q_tokens.max() == 10
+
+
+def test_the_largest_steps_verify_as_many_drafts_as_there_is_room_for() -> None:
+    for num_seqs, drafts in ((60, 2), (200, 5)):
+        config = replace(
+            LIMITS, max_num_seqs=num_seqs, optimization=replace(LIMITS.optimization, max_drafts=drafts)
+        )
+        *_, last = full_steps(config, LENGTH, [BLOCKS], 100_000)
+        check_arrays(last)
+        limits = LaunchLimits(num_seqs, TOKENS, max_drafts=drafts)
+        sampled = len(last) + int(last.num_draft_tokens.sum())
+        assert (
+            sampled == last.total_q_tokens() == limits.max_samples == num_seqs + min(num_seqs * drafts, 256)
+        )
+        assert last.num_draft_tokens.max() == drafts
+        ends = last.pos_offsets + last.num_q_tokens
+        assert ends.max() == 100_000 // num_seqs
 
 
 class OnDevice(LlmExecutor):

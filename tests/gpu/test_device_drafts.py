@@ -362,10 +362,14 @@ def one_row_an_item(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SampledRows, "of", staticmethod(last))
 
 
-def the_grammar_takes_what_was_rejected(patch: pytest.MonkeyPatch) -> None:
-    """All that a step samples counts for the grammar."""
-    record = LateSampler.record
-    patch.setattr(LateSampler, "record", lambda self, tokens, counting: record(self, tokens, None))
+def the_grammar_takes_the_first_token_alone(patch: pytest.MonkeyPatch) -> None:
+    """Accepted drafts are unknown to it."""
+
+    def first(self: LateSampler, tokens: np.ndarray) -> None:
+        for (follower, _), place in zip(self._work, self._places, strict=True):
+            follower.output.append(int(tokens[place]))
+
+    patch.setattr(LateSampler, "record", first)
 
 
 def drafts_without_masks(patch: pytest.MonkeyPatch) -> None:
@@ -396,7 +400,7 @@ def a_mask_for_all_drafts(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS = (
     a_neighbours_row, drafts_of_the_item_before, kv_of_a_rejected_draft, the_last_token_behind_another_input,
-    the_last_token_at_another_position, settings_of_a_neighbour, one_row_an_item, the_grammar_takes_what_was_rejected,
+    the_last_token_at_another_position, settings_of_a_neighbour, one_row_an_item, the_grammar_takes_the_first_token_alone,
     drafts_without_masks, a_mask_for_all_drafts,
 )  # fmt: skip
 

@@ -360,7 +360,7 @@ def a_neighbours_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         LateSampler,
         "record",
-        lambda self, tokens, counting: [one.output.append(int(tokens[-1])) for one, _ in self._work],
+        lambda self, tokens: [one.output.append(int(tokens[-1])) for one, _ in self._work],
     )
 
 

@@ -184,13 +184,12 @@ class LateSampler:
             self.advance(wait=True)
         return self._error is not None
 
-    def record(self, tokens: np.ndarray, counting: np.ndarray | None) -> None:
-        """Let the grammars take what counts of `tokens` int32, all that the step sampled: where `counting` bool is set, all if
-        it is None. The next masks tell whether they are valid."""
+    def record(self, tokens: np.ndarray) -> None:
+        """Let the grammars take `tokens` int32, all that the step sampled. The next masks tell whether they are valid; before,
+        the next inputs take back what was sampled behind a rejected draft."""
         for (follower, inputs), first in zip(self._work, self._places, strict=True):
-            for place in range(first, first + 1 + inputs.num_drafts):
-                if counting is None or counting[place]:
-                    follower.output.append(int(tokens[place]))
+            for token in tokens[first : first + 1 + inputs.num_drafts].tolist():
+                follower.output.append(token)
 
     def _take_tokens(self, wait: bool) -> bool:
         """Return whether the steps before this one have recorded their tokens. Raises Skipped."""

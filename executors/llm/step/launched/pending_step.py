@@ -32,8 +32,8 @@ class SamplerToCome(Protocol):
     def failed(self) -> bool:
         """Queue the sampler; return whether that went wrong."""
 
-    def record(self, tokens: np.ndarray, counting: np.ndarray | None) -> None:
-        """Take the step's tokens, those that are `counting`, bool; None: all."""
+    def record(self, tokens: np.ndarray) -> None:
+        """Take the step's tokens."""
 
 
 class PendingDeviceStep:
@@ -91,16 +91,16 @@ class PendingDeviceStep:
                 self.late_sampler.advance(wait=True)
             self._buffer.event.synchronize()
             tokens, bad = host_results(self._buffer.results, self._samples)
-            chosen, counting = tokens[self._places], None
-            if self._verified is None:
-                self._output = self._pack(chosen, bad[self._places])
-            else:
-                self._output, counting = self._verify(self._verified, chosen, bad[self._places])
+            chosen, wrong = tokens[self._places], bad[self._places]
+            verified = self._verified
+            self._output = (
+                self._pack(chosen, wrong) if verified is None else self._verify(verified, chosen, wrong)
+            )
             self._buffer.owner = None
             if self._record is not None:
                 self._record(chosen)
             if self.late_sampler is not None:
-                self.late_sampler.record(chosen, counting)
+                self.late_sampler.record(chosen)
             if self.followed_by is not None:  # at once: the device computes its forward already
                 self.followed_by.start()
                 self.followed_by = None
@@ -125,11 +125,9 @@ class PendingDeviceStep:
         output.token_ids = tokens[~without]
         return output
 
-    def _verify(
-        self, rows: SampledRows, tokens: np.ndarray, bad: np.ndarray
-    ) -> tuple[UnifiedOutput, np.ndarray]:
-        """The output of a step with drafts, as `HostSampling` makes it, and which rows' tokens count (bool). An item whose last
-        row that counts has no token gives none."""
+    def _verify(self, rows: SampledRows, tokens: np.ndarray, bad: np.ndarray) -> UnifiedOutput:
+        """The output of a step with drafts, as `HostSampling` makes it. An item whose last row that counts has no token gives
+        none."""
         faults = {row: _fault(int(bad[row])) for row in np.flatnonzero(bad).tolist()}
         if self.late_sampler is not None:
             faults |= self.late_sampler.outputs
@@ -151,7 +149,7 @@ class PendingDeviceStep:
                 elif first in described:
                     output.details[item] = ItemOutput(tuple(described[row] for row in range(first, end)))
         output.token_ids = tokens[counting]
-        return output, counting
+        return output
 
 
 def _fault(why: int) -> ItemOutput:

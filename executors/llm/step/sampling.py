@@ -30,8 +30,8 @@ class HostSampling:
 
     def rows(self, batch: UnifiedBatch, step: StepArrays) -> SampledRows:
         """Find the sampled rows of final items, drafts included."""
-        found = SampledRows.of(batch, step, batch.is_final_chunk & self._states.samples[batch.slots])
-        return found._replace(masks=self._start_masks(batch, step, found.counts))
+        rows = SampledRows.of(batch, step, batch.is_final_chunk & self._states.samples[batch.slots])
+        return rows._replace(masks=self._start_masks(batch, step, rows.counts))
 
     def _start_masks(
         self, batch: UnifiedBatch, step: StepArrays, counts: np.ndarray

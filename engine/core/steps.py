@@ -74,7 +74,7 @@ class StepQueue:
         self._inbox = inbox
         self._clock = clock
         self._interrupt: Callable[[], None] = _no_interrupt
-        self._told = False
+        self._has_log_line = False
         """Whether it was logged that more steps are out than long ones may be."""
 
     def __len__(self) -> int:
@@ -97,8 +97,8 @@ class StepQueue:
         now = self._clock()
         host = 0.0 if self.out else max(0.0, now - self._landed_at)
         self.out.append(PendingStep(batch, step, now, has_grammar, host=host))
-        if len(self.out) > self.depth.of_long_steps and not self._told:
-            self._told = True
+        if len(self.out) > self.depth.of_long_steps and not self._has_log_line:
+            self._has_log_line = True
             logger.info("steps are short: %s are in flight", {3: "three"}.get(len(self.out), len(self.out)))
 
     async def _computed(self, batch: UnifiedBatch) -> UnifiedOutput:

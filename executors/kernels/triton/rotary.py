@@ -64,8 +64,8 @@ def _store_turned(
             tl.store(at, whole.to(q.dtype.element_ty), mask=(heads[:, None] < HEADS) & (dims[None, :] < DIM))
         elif cell >= 0:
             peak = peak_of(whole, whole, whole)
-            kept = (heads[:, None] < KV_HEADS) & (dims[None, :] < DIM)
-            tl.store(keys + place + dims[None, :], to_codes(whole, peak), mask=kept)
+            inside = (heads[:, None] < KV_HEADS) & (dims[None, :] < DIM)
+            tl.store(keys + place + dims[None, :], to_codes(whole, peak), mask=inside)
             tl.store(key_peaks + peak_at, peak, mask=heads < KV_HEADS)
     elif cell >= 0:
         peak = peak_of(one, two, tail)

@@ -40,9 +40,8 @@ def attend_tile(
 
     WHOLE: all positions have a key that all rows see; `there` and `visible` are not looked at. BASE2: `best` and scores are
     logarithms to the base 2, and without SOFTCAP `scale` includes the factor log2(e). NEAR: numbers of a key or value are
-    found by 32-bit offsets from a pointer to it. WIDENED: narrow values lie widened in shared memory before they are multiplied.
-    A matrix instruction takes pairs of tokens of one column, which a transposed load brings where numbers have 16 bits; narrow
-    ones are read byte by byte.
+    found by 32-bit offsets from a pointer to it. WIDENED: narrow values lie widened in shared memory before they are multiplied:
+    a matrix instruction takes pairs of a column, and transposed loads bring those of 16 bits alone, others come byte by byte.
     """
     dims = tl.arange(0, DIM_PAD)
     if WHOLE:

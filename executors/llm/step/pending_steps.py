@@ -42,7 +42,7 @@ class PendingStep(Protocol):
     """
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """See the class."""
 
     def ready(self) -> bool:
@@ -55,7 +55,7 @@ class PendingStep(Protocol):
 class ComputedStep:
     """A step that was computed when it was launched."""
 
-    held = False
+    is_held = False
 
     def __init__(self, output: UnifiedOutput) -> None:
         self._output = output
@@ -160,7 +160,7 @@ class PendingSteps:
         if ready():
             return
         # What the device waits for is not left until the step should end: its first part may be much shorter than usual.
-        while step.held and self._rest_s(began) > _NAP_S:
+        while step.is_held and self._rest_s(began) > _NAP_S:
             await asyncio.sleep(_NAP_S)
             if ready():
                 return

@@ -69,7 +69,7 @@ class PendingDeviceStep:
         return self._output is not None
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """See `PendingStep`."""
         return self.late_sampler is not None and not self.late_sampler.queued
 

@@ -52,6 +52,8 @@ class StepResults:
             )
             if drafts is not None and batch.drafts_wanted is not None:
                 lengths.observe_drafting(int(np.count_nonzero(batch.drafts_wanted)), drafts.rounds, drafting)
+        elif self._policies.drafter is not None and batch.num_decodes:
+            self._policies.lengths.step_landed()
 
     def commit(self, batch: UnifiedBatch, output: UnifiedOutput, now: float) -> StepGains:
         """Take in a step's result, which came at `now`, in seconds of the engine's clock; returns what each sequence gained."""

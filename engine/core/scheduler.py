@@ -182,9 +182,21 @@ class Scheduler:
     ) -> None:
         """A token for each, and guesses of what follows it: they take what is left when every stream has its token and prompts
         get on; no sequence is preempted for them."""
+        lengths = self.policies.lengths
+        if (
+            lengths.overlaps
+            and not chunks
+            and any(seq.num_pending_tokens or seq.drafting for seq in self.running)
+        ):
+            return  # all together when those have landed: else halves of the batch would take turns for good
         decodes = [seq for seq in decodes if not seq.num_pending_tokens]
-        proposals = [(seq, drafter.propose(seq)) for seq in decodes if seq.request.speculative]
-        parts = self.policies.lengths.verified(len(decodes), proposals)
+        proposals, is_settled = [], True
+        for seq in decodes:
+            if seq.request.speculative:
+                proposal = drafter.propose(seq)
+                is_settled &= proposal is not None
+                proposals.append((seq, proposal or []))
+        parts = lengths.verified(len(decodes), proposals, is_settled)
         drafts = {seq: part for (seq, _), part in zip(proposals, parts, strict=True)}
         reserve = MIN_CHUNK if chunks or len(self.waiting) else 0
         for number, seq in enumerate(decodes, 1):

@@ -141,14 +141,22 @@ class DraftLengths:
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    def verified(self, num_seqs: int, proposals: SequenceOf[tuple[Sequence, list[int]]]) -> list[list[int]]:
-        """Which part of each proposal to verify, in a step of `num_seqs` sequences with a token each."""
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps without drafts are launched ahead of their tokens."""
+        return self._rests is not None
+
+    def verified(
+        self, num_seqs: int, proposals: SequenceOf[tuple[Sequence, list[int]]], is_settled: bool = True
+    ) -> list[list[int]]:
+        """Which part of each proposal to verify, in a step of `num_seqs` sequences with a token each. `is_settled`: False where a
+        drafter is to have proposals soon, so that their lack says nothing."""
         for seq, token_ids in proposals:
             self._judge(seq, token_ids)
         if self._verify is None:
             return [token_ids for _, token_ids in proposals]
         parts = self._worth(num_seqs, proposals)
-        if self._rests is not None and num_seqs:
+        if self._rests is not None and num_seqs and (is_settled or any(parts)):
             self._rests.decided(num_seqs, any(parts))
         return parts
 
@@ -263,15 +271,20 @@ class DraftLengths:
         for place in range(min(num_accepted, self.most)):
             stats.accepted_at[place] += 1
 
+    def step_landed(self) -> None:
+        """A step of decodes has landed."""
+        self._step += 1
+        if self._rests is not None:
+            self._rests.step_landed()
+
     def observe(
         self, num_seqs: int, num_drafts: int, seconds: float, host: float = 0.0, ahead: bool = False
     ) -> None:
         """A step of one token and `num_drafts` drafts in all of `num_seqs` sequences, and nothing else, took so long, without the
         time of a draft model. `host`: seconds for which the executor had waited for it; `ahead`: it was launched before its
         tokens were known, so that there were none."""
-        self._step += 1
-        if self._rests is not None and self._ahead is not None:
-            self._rests.step_landed()
+        self.step_landed()
+        if self._ahead is not None:
             if ahead:
                 self._ahead.observe(num_seqs, num_seqs, seconds)
                 return

@@ -23,8 +23,8 @@ _ID_BITS = 32
 class Drafter(Protocol):
     """Asked before each step for each sequence whose tokens are all known."""
 
-    def propose(self, seq: Sequence) -> list[int]:
-        """Token ids that may follow the sequence's last one; none is a fine answer."""
+    def propose(self, seq: Sequence) -> list[int] | None:
+        """Token ids that may follow the sequence's last one; none is a fine answer. None: it is still reading the sequence."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class NgramDrafter:
         self._most = _INDEXED * len(self._lengths)
         self._indexes: weakref.WeakKeyDictionary[Sequence, _Index] = weakref.WeakKeyDictionary()
 
-    def propose(self, seq: Sequence) -> list[int]:
+    def propose(self, seq: Sequence) -> list[int] | None:
         """What followed the last match. Of a prompt the last 4,096 tokens are looked at, and of all tokens what was seen in the
         last 4,096 to 8,704."""
         index = self._indexes.get(seq)
@@ -69,7 +69,7 @@ class NgramDrafter:
         end = min(num_known, index.num_tokens + _AT_ONCE)
         self._extend(index, seq.token_ids(index.num_tokens, end))
         if end < num_known:
-            return []
+            return None
         for length in self._lengths:
             key = self._key(index.run, length)
             following = index.followed_by.get(key) or index.before.get(key)

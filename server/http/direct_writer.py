@@ -82,6 +82,10 @@ class DirectWriter:
         sending.at = now
         self._in_doubt = sending.busy or sending.telling or connection.flow.write_paused
 
+    def look_again(self) -> None:
+        """Take the next text only if the connection is `ready`."""
+        self._in_doubt = True
+
     def text_writer(self, encode: Callable[[str], bytes]) -> Callable[[str], bool]:
         """Function that holds the chunk which `encode` makes of a text, unless that is empty. It returns False, and has made
         nothing, where the writer was not `ready` behind the last `flush`, and is not now. To be asked for once the writer was.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -104,7 +105,7 @@ class EventStream(Response):
         """Send the stream. Raises EngineError if it fails before the first chunk."""
         sending, connection = Sending(), call_of(scope).connection
         self._connection = None if connection is None else connection()
-        alive = Alive(self._keep_alive, lambda: self._send(send, self._form.keep_alive()))
+        alive = Alive(self._keep_alive, partial(self._tell, send))
         try:
             await race(receive, self._stream(send, sending), sending, alive)
         except ClientDisconnected:  # no client is left to answer; the access log records it
@@ -112,6 +113,12 @@ class EventStream(Response):
         finally:
             if self._refusal is not None:
                 call_of(scope).refusal = self._refusal
+
+    async def _tell(self, send: Send) -> None:
+        """Send a sign of life, which may have a number: none that comes later may be written before it."""
+        if self._writer is not None:
+            self._writer.look_again()
+        await self._send(send, self._form.keep_alive())
 
     async def _send(self, send: Send, body: bytes) -> None:
         if not self._started:

@@ -38,7 +38,7 @@ releases the GIL, and the next step would wait."""
 class PendingStep(Protocol):
     """A launched step.
 
-    `held`: whether the device waits for the host to queue the rest of the step, which `ready` does when it can.
+    `is_held`: whether the device waits for the host to queue the rest of the step, which `ready` does when it can.
     """
 
     @property

@@ -115,7 +115,8 @@ async def test_nothing_is_written_where_something_is_in_the_way(obstacle: str) -
             writer._sending.busy = True
     assert not writer.ready
     if obstacle != "whole":  # the form of an answer does not change once it has begun
-        assert take_text("one"), "it is seen behind the next flush"
+        # Most are seen behind the next flush. A sign of life may have a number, and says itself that it comes.
+        assert take_text("one") == (obstacle != "telling")
         writer.flush(1.0)
         assert not take_text("text")
     task.cancel()
@@ -123,7 +124,7 @@ async def test_nothing_is_written_where_something_is_in_the_way(obstacle: str) -
     assert not take_text("text"), "the stream is over"
     writer.flush(1.0)
     assert connection.sent[0] == b"first" and b"text" not in b"".join(connection.sent)
-    assert (b"one" in connection.sent) == (obstacle in {"paused", "telling", "busy"}), (
+    assert (b"one" in connection.sent) == (obstacle in {"paused", "busy"}), (
         "there is a client to read it"
     )
 

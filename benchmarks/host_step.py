@@ -33,6 +33,7 @@ from executors.contract import (
 )
 from executors.contract.batch import SamplingParams, SequenceStart, TableUpdates, UnifiedBatch
 from executors.llm.attention.key_pieces import PieceRule
+from executors.llm.attention.tile_pieces import TileRule
 from executors.llm.executor import LlmExecutor
 from executors.llm.kernel_support.kernel_choice import MAKERS
 from executors.llm.step.pending_steps import PendingStep
@@ -57,6 +58,7 @@ class ServedPieces(PagedTorch):
     """Cuts keys as an H200 does for the 0.6B shape in bf16: 49 programs at once for each key head, tiles of 64 keys."""
 
     rule = PieceRule(programs=49, tile=64)
+    tile_rule = TileRule(programs=16, tile=64)
 
 
 MAKERS["served pieces"] = lambda wish: ServedPieces()
@@ -112,19 +114,26 @@ def drafts_of(rows: int) -> int:
 
 
 def batches(
-    rows: int, settings: SamplingParams, grammar: str | None = None, drafts: int = 0
+    rows: int, settings: SamplingParams, grammar: str | None = None, drafts: int = 0, chunk: int = 1
 ) -> list[UnifiedBatch]:
     """A step that computes all prompts but for their last tokens, then decode steps: row i is i tokens ahead of row 0, up to a
     block, so that a sixteenth of the rows gets a block with each step. `grammar`: that of the first row. `drafts` of each row in
-    a step, none of which is accepted."""
+    a step, none of which is accepted. `chunk`: if several, tokens of the first row's long prompt in each step, in place of one
+    and of its drafts."""
     slots, seq_ids = np.arange(rows, dtype=np.int32)[::-1].copy(), np.arange(rows, dtype=np.int64) + 7
     ahead = (_PROMPT + np.arange(rows) % _BLOCK).astype(np.int32)
-    ones, blocks = np.ones(rows, np.int32), np.zeros(rows, np.int64)
+    gained, blocks = np.ones(rows, np.int32), np.zeros(rows, np.int64)
+    gained[0] = chunk
+    final, lengths = gained == 1, ahead + 1
+    if chunk > 1:
+        lengths[0] += chunk * (_STEPS + _WARMUP)
     fresh, made = 0, []
     for number in range(_STEPS + _WARMUP):
-        offsets = (ahead + number).astype(np.int32)
-        guessed = drafts if number else 0
-        needed = (offsets + guessed) // _BLOCK + 1
+        guessed = (gained == 1) * np.int32(drafts if number else 0)
+        lens = gained + guessed
+        token = np.repeat(np.arange(rows), lens)
+        offsets = (ahead + number * gained).astype(np.int32)
+        needed = (offsets + lens - 1) // _BLOCK + 1
         grown = np.flatnonzero(needed > blocks)
         counts = (needed - blocks)[grown]
         total = int(counts.sum())
@@ -138,27 +147,33 @@ def batches(
                 seq, slot, np.full(length, 5, np.int32), np.empty(0, np.int32), replace(settings, seed=seq),
                 grammar=grammar if seq == seq_ids[0] else None,
             )
-            for seq, slot, length in zip(seq_ids.tolist(), slots.tolist(), (ahead + 1).tolist(), strict=True)
+            for seq, slot, length in zip(seq_ids.tolist(), slots.tolist(), lengths.tolist(), strict=True)
         )  # fmt: skip
-        known = number == 0 or guessed > 0
+        known = number == 0 or drafts > 0
         made.append(
             UnifiedBatch(
-                1, number + 1, seq_ids.copy(), slots.copy(), ones * (1 + guessed), offsets, ones > 0, ones * guessed,
-                np.full(rows * (1 + guessed), 5 if known else -1, np.int32), None if known else ones > 0, starts, tables,
+                1, number + 1, seq_ids.copy(), slots.copy(), lens, offsets, final.copy(), guessed,
+                np.where(final[token] & (not known), -1, 5).astype(np.int32), None if known else final[token], starts,
+                tables,
             )
         )  # fmt: skip
     return made
 
 
 async def measure(
-    rows: int, settings: SamplingParams, rounds: int, grammar: str | None = None, drafts: int = 0
+    rows: int,
+    settings: SamplingParams,
+    rounds: int,
+    grammar: str | None = None,
+    drafts: int = 0,
+    chunk: int = 1,
 ) -> dict[str, float]:
     """CPU microseconds a step of `launch` and `result`, and of the fastest round."""
     made = await executor(rows, drafts)
     runner, taken = made.runner, []
     for _ in range(rounds):
         runner.states.clear()
-        taken.append(_round(runner, batches(rows, settings, grammar, drafts)))
+        taken.append(_round(runner, batches(rows, settings, grammar, drafts, chunk)))
     await made.shutdown()
     row = {}
     for name, column in (("launch", 0), ("result", 1)):
@@ -191,20 +206,29 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--settings", choices=SETTINGS, default="plain")
+    parser.add_argument(
+        "--chunk", type=int, default=1, choices=range(1, 5),
+        help="tokens of a long prompt's chunk in each step, in place of the first row's token",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    if asked.settings == "drafts" and asked.chunk > 1:
+        parser.error(
+            f"256 rows with drafts leave no room for a chunk in {_MOST_TOKENS} tokens: --chunk is without drafts"
+        )
     names = ("launch", "launch_best", "result", "result_best")
     print(f"{'rows':>6} " + " ".join(f"{name:>12}" for name in names), "us")
     found = {}
     for rows in asked.rows:
         grammar = _ANY_TEXT if asked.settings == "grammar" else None
         drafts = drafts_of(rows) if asked.settings == "drafts" else 0
-        measured = measure(rows, SETTINGS[asked.settings], asked.rounds, grammar, drafts)
+        measured = measure(rows, SETTINGS[asked.settings], asked.rounds, grammar, drafts, asked.chunk)
         found[rows] = row = asyncio.run(measured)
         print(f"{rows:>6} " + " ".join(f"{row[name]:>12.0f}" for name in names), flush=True)
     if asked.json:
         asked.json.write_text(
-            json.dumps({"settings": asked.settings, "microseconds": found}, indent=2) + "\n"
+            json.dumps({"settings": asked.settings, "chunk": asked.chunk, "microseconds": found}, indent=2)
+            + "\n"
         )
 
 

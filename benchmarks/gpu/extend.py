@@ -1,13 +1,14 @@
-"""Extend attention: chunks behind long histories as a step launches them today, with a tile's keys shared by programs, with
-other loops over keys, and torch's dense attention by cuDNN as a yardstick.
+"""Extend attention: chunks behind long histories with all keys of a tile read by one program, with a tile's keys shared by
+programs, as steps launch them, with other loops over keys, and torch's dense attention by cuDNN as a yardstick.
 
-A figure counts if the same call gives what today's kernel gives: each way is compared before it is timed.
+A figure counts if the same call gives what one program gives: each way is compared before it is timed. "Masks" is the loop of
+the kernel that was recorded before, alone and with shared keys.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,17 +21,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.gpu.kernels import Bench
 from benchmarks.gpu.part import Failed
 from benchmarks.gpu.timing import noise
-from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
-from executors.kernels.triton.shared_extend import (
+from executors.kernels.triton.extend_attention import (
     FASTEST,
-    TODAY,
-    ExtendWorkspace,
+    MASKED,
     LoopOptions,
-    keys_per_loop,
+    extend_attention,
+    query_tiles,
+    rows_per_tile,
+)
+from executors.kernels.triton.shared_extend import (
+    ExtendWorkspace,
     shared_extend_attention,
     tile_keys,
+    tuned,
 )
-from executors.llm.attention.tile_pieces import num_places, tile_pieces
+from executors.llm.attention.tile_pieces import TileRule, num_places
 
 Heads = tuple[int, int, int]
 """Query heads, key heads, numbers of a head."""
@@ -40,21 +45,21 @@ CHUNKS = ((64, 7_000), (512, 7_000), (64, 32_000), (512, 32_000))
 LONG = (8_192, 0)
 """A prompt whose tiles fill the device: what the loop gains is seen here, sharing keys gains nothing."""
 TINY_CHUNKS = ((3, 300),)
-LOOPS: dict[str, LoopOptions] = {
-    "today's loop": TODAY,
-    "no masks": replace(TODAY, skip_masks=True),
-    "no masks, base 2": replace(FASTEST, near=False),
-    "no masks, base 2, near": FASTEST,
-    "tiles of 32": replace(FASTEST, tile=32),
-    "tiles of 128": replace(FASTEST, tile=128),
-    "rows of 64": replace(FASTEST, rows=64, stages=4),
+LOOPS: dict[str, tuple[LoopOptions, dict[str, int]]] = {
+    "masks": (MASKED, {}),
+    "no masks": (replace(MASKED, skip_masks=True), {}),
+    "no masks, base 2": (replace(FASTEST, near=False), {}),
+    "no masks, base 2, near": (FASTEST, {}),
+    "tiles of 32": (FASTEST, {"depth": 32}),
+    "tiles of 128": (FASTEST, {"depth": 128}),
+    "rows of 64": (FASTEST, {"rows": 64, "warps": 4, "stages": 4}),
 }
-"""Of the first shape."""
+"""Of the first shape: the loop, and what differs from the table's row."""
 LOOPS_OF_OTHERS = ("no masks, base 2, near",)
-TINY_LOOPS = ("today's loop", "no masks, base 2, near", "rows of 64")
+TINY_LOOPS = ("masks", "no masks, base 2, near", "rows of 64")
 PROGRAMS = {"half of the programs": 0.5, "twice the programs": 2.0}
-"""`FASTEST` with another number of pieces than the device has programs: adding pieces up costs time, and so does a program that
-reads more keys than others."""
+"""The row as it stands with another number of pieces than the device has programs: adding pieces up costs time, and so does a
+program that reads more keys than others."""
 PAGE = 16
 MOST_DIFFERENCE = 0.02
 """Relative difference to today's kernel, in bf16."""
@@ -107,35 +112,40 @@ class Way:
     pieces: int = 0
 
 
-def today(problem: Problem) -> Way:
-    """The kernel that steps launch."""
+def today(problem: Problem, name: str = "today", loop: LoopOptions | None = None) -> Way:
+    """The kernel that steps launch where no tile is cut; `loop`: None for the table's."""
     tiles = problem.there(problem.tiles(rows_per_tile(problem.heads // problem.kv_heads, problem.dim))[0])
     out, scale = torch.empty_like(problem.q), problem.dim**-0.5
     calls = [
-        functools.partial(extend_attention, problem.q, kv, out, tiles, *problem.items, problem.tables, scale)
+        functools.partial(
+            extend_attention, problem.q, kv, out, tiles, *problem.items, problem.tables, scale, loop=loop
+        )
         for kv in problem.layers
     ]
-    return Way("today", calls)
+    return Way(name, calls)
 
 
-def shared(problem: Problem, name: str, options: LoopOptions, processors: int, factor: float = 1.0) -> Way:
-    """Keys of a tile in pieces, as many as the device runs programs at once, times `factor`."""
-    rows = options.rows or rows_per_tile(problem.heads // problem.kv_heads, problem.dim)
-    tiles, keys = problem.tiles(rows)
+def shared(
+    problem: Problem, name: str, loop: LoopOptions, changes: Mapping[str, int], processors: int, factor: float = 1.0
+) -> Way:  # fmt: skip
+    """Keys of a tile in pieces, as many as the device runs programs at once, times `factor`; `changes` of the table's row."""
+    dtype = problem.q.dtype
+    row = replace(tuned(problem.dim, dtype, dtype), **changes)
+    tiles, keys = problem.tiles(row.rows or rows_per_tile(problem.heads // problem.kv_heads, problem.dim))
     # A tile of 128 rows takes the registers of a multiprocessor, of 64 half of them (tests/gpu/compiled.py).
-    programs = int(factor * processors * (2 if options.rows == 64 else 1)) // problem.kv_heads
-    pieces = tile_pieces(keys, programs, options.tile or keys_per_loop(problem.q.dtype, problem.dim))
+    programs = int(factor * processors * (2 if row.rows == 64 else 1)) // problem.kv_heads
+    pieces = TileRule(programs, row.depth, parts=max(2, row.parts), least=row.least).cut(keys)
     if len(tiles) < programs and len(pieces) == len(tiles):
         raise Failed(f"{name}: no key is shared by {len(pieces)} pieces of {problem.keys} keys")
     workspace = ExtendWorkspace(
-        max(1, num_places(pieces)), problem.heads, problem.kv_heads, problem.dim, problem.q.device
+        max(1, num_places(pieces)), problem.heads, problem.kv_heads, problem.dim, problem.q.device, dtype
     )
     out, scale = torch.empty_like(problem.q), problem.dim**-0.5
     there = problem.there(tiles), problem.there(pieces)
     calls = [
         functools.partial(
             shared_extend_attention, problem.q, kv, out, *there, *problem.items, problem.tables, scale, workspace,
-            options=options,
+            loop=loop, row=row,
         )
         for kv in problem.layers
     ]  # fmt: skip
@@ -172,9 +182,15 @@ def measure(bench: Bench) -> None:
             problem = Problem(bench, heads, new, past)
             chosen = TINY_LOOPS if bench.tiny else LOOPS if not number else LOOPS_OF_OTHERS
             loops = {name: LOOPS[name] for name in chosen}
-            ways = [today(problem), *(shared(problem, *loop, processors) for loop in loops.items())]
+            ways = [
+                today(problem),
+                today(problem, "masks", MASKED),
+                *(shared(problem, name, *loop, processors) for name, loop in loops.items()),
+            ]
             if past and not bench.tiny:
-                ways += [shared(problem, name, FASTEST, processors, one) for name, one in PROGRAMS.items()]
+                ways += [
+                    shared(problem, name, FASTEST, {}, processors, one) for name, one in PROGRAMS.items()
+                ]
             problems.append((f"extend {shape}, {new} behind {past}", problem, ways))
     compiled = compile_all([way.calls[0] for _, _, ways in problems for way in ways], bench.device)
     failures = iter(compiled)

@@ -123,10 +123,10 @@ def best(trials: Sequence[Trial]) -> Trial:
 def variants(key: Key, **numbers: Sequence[int]) -> tuple[Choice, ...]:
     """Return the row as it stands, then all combinations of these numbers, those that change least first."""
     row = choose(*key)
-    made = [
-        replace(row, **dict(zip(numbers, values, strict=True)))
-        for values in itertools.product(*numbers.values())
+    changes: list[dict[str, Any]] = [
+        dict(zip(numbers, values, strict=True)) for values in itertools.product(*numbers.values())
     ]
+    made = [replace(row, **one) for one in changes]
     made.sort(key=lambda one: sum(getattr(one, name) != getattr(row, name) for name in numbers))
     return (row, *(one for one in made if one != row))
 
@@ -138,7 +138,9 @@ def all_tuned(place: Place) -> Iterator[Tuned]:
     decode: Items = [(1, 19)] * 3 if few else [(1, 1023)] * 256
     alone: Items = [(1, 30)] if few else [(1, 1023)]
     prompts: Items = [(5, 4)] if few else [(128, 0)] * 32
-    behind: Items = [(7, 20)] if few else [(512, 7_000)]
+    whole: Items = [(7, 20)] if few else [(4_096, 0)]
+    behind: Items = [(512, 7_000)]
+    turn: Items = [(64, 7_000)]
     key: Key = ("decode_attention", kind, head)
     yield Tuned(
         key, variants(key, depth=(16, 32, 64), warps=(4, 8), stages=(3, 5)),
@@ -152,8 +154,16 @@ def all_tuned(place: Place) -> Iterator[Tuned]:
     key = ("extend_attention", kind, head)
     yield Tuned(
         key, variants(key, depth=(32, 64, 128), warps=(4, 8), stages=(2, 3, 5)),
-        lambda: [_attention(place, "32 x 128", prompts, head), _attention(place, "512 after 7000", behind, head)],
+        lambda: [_attention(place, "32 x 128", prompts, head), _attention(place, "1 x 4096", whole, head)],
     )  # fmt: skip
+    if not place.tiny:  # of few keys no tile is cut
+        key = ("shared_extend", kind, head)
+        yield Tuned(
+            key, variants(key, depth=(32, 64, 128), parts=(8, 16, 32), stages=(3, 5)),
+            lambda: [
+                _attention(place, "64 after 7000", turn, head), _attention(place, "512 after 7000", behind, head),
+            ],
+        )  # fmt: skip
     key = ("few_rows", kind, "")
     depths = (choose(*key).depth,) if kind != HALF else (64, 128, 256)
     yield Tuned(

@@ -18,7 +18,7 @@ from benchmarks.gpu import chain, extend, levers, weights
 from benchmarks.gpu import kernels as check_kernels
 from benchmarks.gpu.part import LIMIT, Failed, Options
 from benchmarks.gpu.timing import Limits
-from executors.kernels.triton.shared_extend import FASTEST
+from executors.kernels.triton.extend_attention import FASTEST
 
 CPU = torch.device("cpu")
 
@@ -70,14 +70,16 @@ def test_bytes_and_operations_of_a_chunk() -> None:
 def test_keys_are_shared_by_as_many_programs_as_a_device_has(new: int, factor: float, pieces: int) -> None:
     """Of an H200, whose 132 multiprocessors have room for one tile of 128 rows each: 16 for each of 8 key heads."""
     problem = Problem(extend.SHAPES["0.6B"], new, 7_000 if new < 8_192 else 0)
-    way = extend.shared(problem, "fastest", FASTEST, 132, factor)
+    way = extend.shared(problem, "fastest", FASTEST, {}, 132, factor)
     assert way.pieces == pieces
 
 
 def test_a_way_that_shares_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extend, "tile_pieces", lambda keys, *rest: extend.np.zeros((len(keys), 6), int))
+    monkeypatch.setattr(
+        extend.TileRule, "cut", lambda self, keys: extend.np.zeros((len(keys), 6), extend.np.int32)
+    )
     with pytest.raises(Failed, match="no key is shared"):
-        extend.shared(Problem(extend.SHAPES["8B"], 64, 7_000), "fastest", FASTEST, processors=132)
+        extend.shared(Problem(extend.SHAPES["8B"], 64, 7_000), "fastest", FASTEST, {}, processors=132)
 
 
 def small(value: float) -> tuple[extend.Problem, extend.Way, extend.Way]:

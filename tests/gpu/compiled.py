@@ -29,7 +29,7 @@ from tests.gpu.launches import HOPPER, Launch, functions, reached, record
 
 SHARED_LIMIT = 227 * 1024
 """Bytes of shared memory that a program on Hopper may have."""
-ATTENTION = ("_split_kernel", "_extend_kernel")
+ATTENTION = ("_split_kernel", "_extend_kernel", "_shared_extend_kernel")
 """Kernels whose products are in a function that they share, of those that steps launch on each architecture."""
 _REGISTERS, _THREADS, _PROGRAMS = 65536, 2048, 32
 """Of a multiprocessor."""

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
 from executors.llm.attention.plain_torch import TorchAttention
+from executors.llm.attention.tile_pieces import TileRule
 from executors.llm.device.cpu import CpuDevice
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
@@ -256,18 +257,36 @@ class PagedTorch:
     def pieces_last(self, lengths: Any) -> int:
         return self.rule.lasts(lengths)
 
-    def reserve(self, pieces: int, cache: KvCache) -> None:
-        self.room = pieces
+    tile_rule = TileRule(programs=6, tile=4, parts=3, least=4)
+
+    def most_tile_pieces(self, tiles: int, longest: int) -> int:
+        return self.tile_rule.most(tiles, longest)
+
+    def tile_pieces(self, tiles: Any, q_lens: Any, pos_offsets: Any) -> Any:
+        item, begin = tiles[:, 0], tiles[:, 1]
+        return self.tile_rule.cut(pos_offsets[item] + np.minimum(begin + self.queries_per_tile, q_lens[item]))
+
+    def reserve(self, pieces: int, tile_pieces: int, cache: KvCache) -> None:
+        self.room, self.tile_room = pieces, tile_pieces
 
     def bind(self, meta: StepMeta, cache: KvCache) -> Any:
         assert len(meta.pieces) <= self.room, "there is no memory for so many pieces"
+        assert len(meta.tile_pieces) <= self.tile_room, "there is no memory for so many pieces of tiles"
 
         def attend(
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
         ) -> torch.Tensor:
             assert sinks is None
             out = torch.full_like(q, torch.nan)
-            for one in (meta.cells, meta.lengths, meta.tables, meta.tiles, meta.pieces, cache.layers[layer]):
+            for one in (
+                meta.cells,
+                meta.lengths,
+                meta.tables,
+                meta.tiles,
+                meta.pieces,
+                meta.tile_pieces,
+                cache.layers[layer],
+            ):
                 one.view(one.shape)  # where it lies is part of what is captured; what it says is not
             with _disable_current_modes():
                 _paged(meta, cache, layer, (q, k, v, out), self.queries_per_tile)
@@ -319,12 +338,35 @@ def _paged(
             one(row, item, length)
         else:
             out[row] = 0
-    for item, begin in meta.tiles.tolist():
+    cut = _cut_tiles(meta)
+    for tile, (item, begin) in enumerate(meta.tiles.tolist()):
         start, query, offset = (
             part.tolist()[item] for part in (meta.q_starts, meta.q_lens, meta.pos_offsets)
         )
+        if begin >= query or (len(meta.tile_pieces) and tile not in cut):
+            continue  # a tile without a piece is not written
+        assert cut.get(tile, offset + min(begin + queries, query)) == offset + min(begin + queries, query)
         for place in range(begin, min(begin + queries, query)):
             one(start + place, item, offset + place + 1)
+
+
+def _cut_tiles(meta: StepMeta) -> dict[int, int]:
+    """Where the keys of each tile that has pieces end. Each piece begins where the one before it ends, has a place of its own
+    among those of shared tiles, and knows how many there are."""
+    found = dict[int, list[list[int]]]()
+    for piece in meta.tile_pieces.tolist():
+        if piece[0] >= 0:
+            found.setdefault(piece[0], []).append(piece)
+    places: list[int] = []
+    for pieces in found.values():
+        pieces.sort(key=lambda piece: piece[1])
+        assert pieces[0][1] == 0 and all(a[2] == b[1] < b[2] for a, b in pairwise(pieces)), "keys left out"
+        assert {piece[5] for piece in pieces} == {len(pieces)}, "the last piece of a tile never comes"
+        if len(pieces) > 1:
+            places += [piece[3] for piece in pieces]
+            assert [piece[3] - piece[4] for piece in pieces] == list(range(len(pieces)))
+    assert len(set(places)) == len(places), "two pieces write to one place"
+    return {tile: pieces[-1][2] for tile, pieces in found.items()}
 
 
 MAKERS[PagedTorch.name] = lambda wish: PagedTorch()

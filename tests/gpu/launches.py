@@ -27,15 +27,14 @@ from executors.kernels.lora_tiles import most_tiles
 from executors.kernels.shaping_layout import row_words
 from executors.kernels.triton import tuning
 from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
+from executors.kernels.triton.extend_attention import FASTEST, MASKED, LoopOptions
 from executors.kernels.triton.lora import add_lora
 from executors.kernels.triton.shared_extend import (
-    FASTEST,
-    TODAY,
     ExtendWorkspace,
-    LoopOptions,
     shared_extend_attention,
+    tuned,
 )
-from executors.llm.attention.triton_attention import TritonAttention, piece_rule
+from executors.llm.attention.triton_attention import TritonAttention, piece_rule, tile_rule
 from executors.llm.checkpoint.device_layers import keep, keep_head
 from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.fused.triton_experts import triton_experts
@@ -233,7 +232,7 @@ GPT_OSS = _SMALL | {
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Attention of a model, for kernels that no step launches yet."""
+    """Attention of a model, for launches that only benchmarks make."""
 
     heads: int
     kv_heads: int
@@ -249,22 +248,22 @@ class Heads:
 
 _MEASURED = (Heads(16, 8, 128), Heads(32, 8, 128))
 """Those of `benchmarks/gpu/extend.py`: Qwen3-0.6B and 8B."""
-SHARED_EXTEND: dict[LoopOptions, tuple[Heads, ...]] = {
-    FASTEST: (
-        *_MEASURED, Heads(32, 8, 128, narrow=True), Heads(32, 8, 128, whole=True), Heads(32, 8, 128, page=64),
-        Heads(28, 4, 128, _FP16), Heads(32, 8, 128, window=4096), Heads(16, 8, 256, window=4096, softcap=50.0),
-        Heads(8, 8, 64, _FP16, 32),
-        Heads(24, 8, 80), Heads(48, 8, 112, narrow=True), Heads(64, 8, 64, window=128, sinks=True),
-    ),
-    **dict.fromkeys(
+SHARED_EXTEND: tuple[tuple[LoopOptions, dict[str, int], tuple[Heads, ...]], ...] = (
+    (
+        FASTEST, {},
         (
-            TODAY, replace(TODAY, skip_masks=True), replace(TODAY, skip_masks=True, base2=True),
-            replace(FASTEST, tile=32), replace(FASTEST, rows=64, stages=4),
+            Heads(32, 8, 128, page=64), Heads(32, 8, 128, page=64, whole=True), Heads(28, 4, 128, _FP16),
+            Heads(8, 8, 64, _FP16, 32),
         ),
-        _MEASURED,
     ),
-}  # fmt: skip
-"""Options of the loop over keys, each with the heads for which it is compiled."""
+    (MASKED, {}, _MEASURED),
+    (replace(MASKED, skip_masks=True), {}, _MEASURED),
+    (replace(MASKED, skip_masks=True, base2=True), {}, _MEASURED),
+    (FASTEST, {"depth": 32}, _MEASURED),
+    (FASTEST, {"rows": 64, "warps": 4, "stages": 4}, _MEASURED),
+)  # fmt: skip
+"""Loops over keys and what differs from the table's row, each with the heads for which it is compiled; see `LOOPS` of
+`benchmarks/gpu/extend.py`. Others are launched by steps."""
 
 
 NARROW_FORMS = tuple((stored, *form) for name, stored in STORED.items() for form in FORMS[name])
@@ -355,10 +354,10 @@ def record(cases: tuple[Case, ...] = CASES, target: GPUTarget = HOPPER) -> list[
         for case in cases:
             recorder.case = case.name
             _serve(case)
-        for options, cases_of in SHARED_EXTEND.items():
+        for loop, changes, cases_of in SHARED_EXTEND:
             for heads in cases_of:
-                recorder.case = f"shared extend, {heads}, {options}"
-                _share_keys(heads, options)
+                recorder.case = f"shared extend, {heads}, {loop}, {changes}"
+                _share_keys(heads, loop, changes)
         for stored, tile, widened in NARROW_FORMS:
             recorder.case = f"decode over {stored}, tiles of {tile}, widened {widened}"
             _decode(stored, tile, widened)
@@ -387,6 +386,7 @@ def _serve(case: Case) -> None:
             experts.stacked = partial(_stacked, experts.experts)  # type: ignore[method-assign]
     attention = TritonAttention(kv_group(model), case.steady)
     attention.rule = piece_rule(kv_group(model), PROCESSORS, case.steady)
+    attention.tile_rule = tile_rule(kv_group(model), PROCESSORS, attention.queries_per_tile, case.steady)
     fuse(attention, model)
     runner = ModelRunner(model, attention, PagedKv.of(kv_group(model), 8, case.page))
     blocks = MAX_LEN // case.page
@@ -398,9 +398,17 @@ def _serve(case: Case) -> None:
     pieces = partial(attention.most_pieces, longest=MAX_LEN)
     shapes = [
         *decode_shapes(MAX_ROWS, pieces),
-        *mixed_shapes(MAX_ROWS, MAX_TOKENS, attention.queries_per_tile, pieces),
+        *mixed_shapes(
+            MAX_ROWS,
+            MAX_TOKENS,
+            attention.queries_per_tile,
+            pieces,
+            partial(attention.most_tile_pieces, longest=MAX_LEN),
+        ),
         StepShape(MAX_TOKENS, MAX_ROWS, MAX_ROWS, MAX_TOKENS, MAX_ROWS - 1, True, pieces(MAX_ROWS - 1)),
     ]
+    if shared := attention.most_tile_pieces(MAX_TOKENS, MAX_LEN):
+        shapes.insert(-1, replace(shapes[-1], tile_pieces=shared))
     if case.lora_rank:
         program.adapters = DeviceWeights(model, _LORAS, case.lora_rank, add_lora)
         shapes = [
@@ -411,7 +419,10 @@ def _serve(case: Case) -> None:
         # Stored weights have tiles of 16, 32 and 64 rows.
         sizes = {1, 32, 64, MAX_ROWS, MAX_TOKENS} | ({8} if case.stored else set())
         shapes = [shape for shape in shapes if shape.tokens in sizes]
-    program.reserve(max(map(num_words, shapes)), MAX_ROWS, max(shape.pieces for shape in shapes))
+    program.reserve(
+        max(map(num_words, shapes)), MAX_ROWS, max(shape.pieces for shape in shapes),
+        max(shape.tile_pieces for shape in shapes),
+    )  # fmt: skip
     for shape in shapes:
         step = DeviceStep(torch.empty(num_words(shape), dtype=torch.int32, device=META), shape)
         program.forward(step, None, blocks)
@@ -421,7 +432,7 @@ def _serve(case: Case) -> None:
                 program.forward(step, None, -(-longest // case.page))
 
 
-def _share_keys(heads: Heads, options: LoopOptions) -> None:
+def _share_keys(heads: Heads, loop: LoopOptions, changes: dict[str, int]) -> None:
     """One launch of `shared_extend_attention`."""
     kv_dtype = E4M3 if heads.narrow else heads.dtype
     q = torch.empty(64, heads.heads, heads.dim, dtype=heads.dtype, device=META)
@@ -435,7 +446,7 @@ def _share_keys(heads: Heads, options: LoopOptions) -> None:
     workspace = ExtendWorkspace(8, heads.heads, heads.kv_heads, heads.dim, META)
     shared_extend_attention(
         q, kv, torch.empty_like(q), tiles, pieces, items, items, items, tables, heads.dim**-0.5, workspace,
-        window=heads.window, softcap=heads.softcap, options=options,
+        window=heads.window, softcap=heads.softcap, loop=loop, row=replace(tuned(heads.dim, heads.dtype, kv.dtype), **changes),
         sinks=torch.empty(heads.heads, dtype=heads.dtype, device=META) if heads.sinks else None, peaks=peaks,
     )  # fmt: skip
 

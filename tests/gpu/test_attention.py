@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
-from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
+from executors.kernels.triton.extend_attention import (
+    FASTEST,
+    LoopOptions,
+    extend_attention,
+    query_tiles,
+    rows_per_tile,
+)
 from executors.kernels.triton.rotary import rotate_and_store
 from executors.llm.attention.key_pieces import PieceRule, idle_pieces
 from tests.tiers import sweep
@@ -84,7 +90,8 @@ class Batch:
         return torch.from_numpy(values.astype(np.int32)).to(DEVICE)
 
     def extend(
-        self, items: np.ndarray, window: int | None, softcap: float | None, out: torch.Tensor, padded: int = 0
+        self, items: np.ndarray, window: int | None, softcap: float | None, out: torch.Tensor, padded: int = 0,
+        loop: LoopOptions | None = None,
     ) -> None:  # fmt: skip
         rows = rows_per_tile(self.heads // self.kv_heads, self.dim, self.dtype)
         tiles = query_tiles(self.q_lens, self.past, items, rows // (self.heads // self.kv_heads))
@@ -95,7 +102,7 @@ class Batch:
         extend_attention(
             self.q.to(DEVICE), self.kv.to(DEVICE), out, self.on_device(tiles), self.on_device(self.starts),
             self.on_device(self.q_lens), self.on_device(self.past), self.on_device(self.tables), self.dim**-0.5,
-            window=window, softcap=softcap, sinks=self.sinks_there,
+            window=window, softcap=softcap, sinks=self.sinks_there, loop=loop,
         )  # fmt: skip
 
     def decode(
@@ -178,6 +185,25 @@ def test_extend(
     batch = Batch([5, 1, 70, 33, 1, 129], [0, 40, 0, 50, 130, 3], heads, dim, page, dtype, dim + page)
     out = fresh(batch)
     batch.extend(np.arange(6), window, softcap, out)
+    check(out, batch.expected(window, softcap), dtype)
+
+
+@pytest.mark.long(every=4)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "sinks"), [(64, False), (64, True), (80, False), (128, False), (256, True)])
+@pytest.mark.parametrize(
+    ("window", "softcap"), [(None, None), (5, None), (32, None), (47, 20.0), (100, None), (None, 30.0)]
+)
+def test_whole_tiles_take_no_masks(
+    dtype: torch.dtype, dim: int, sinks: bool, window: int | None, softcap: float | None
+) -> None:
+    """Random lengths and histories: windows and diagonals end within tiles of keys, at their borders and beside them."""
+    rng = np.random.default_rng(dim + sinks + 2 * (window or 0))
+    lens, past = rng.integers(1, 80, 4), rng.integers(0, 140, 4)
+    past[0], lens[0] = 64, 64
+    batch = Batch(lens.tolist(), past.tolist(), (4, 2), dim, 16, dtype, dim, sinks)
+    out = fresh(batch)
+    batch.extend(np.arange(4), window, softcap, out, loop=FASTEST)
     check(out, batch.expected(window, softcap), dtype)
 
 

@@ -101,8 +101,8 @@ def test_a_workspace_that_was_captured_is_nobody_elses() -> None:
     from executors.llm.attention.triton_attention import TritonAttention
 
     attention, cache = TritonAttention(spec), KvCache(spec, 4, 16)
-    attention.reserve(100, cache)
-    meta: Any = SimpleNamespace(pieces=range(100))
+    attention.reserve(100, 0, cache)
+    meta: Any = SimpleNamespace(pieces=range(100), tile_pieces=())
     first = weakref.ref(attention.bind(meta, cache)._workspace)
     meta.pieces = range(200)
     second = attention.bind(meta, cache)._workspace

@@ -10,7 +10,7 @@ import torch
 
 from executors.llm.attention.library import LibraryAttention, PackedLibraryAttention, PagedMeta
 from executors.llm.attention.packed import StepMeta
-from executors.llm.attention.tile_pieces import tile_pieces
+from executors.llm.attention.tile_pieces import TileRule
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
@@ -56,7 +56,7 @@ def test_extend(window: int) -> None:
 def test_shared_extend(window: int) -> None:
     batch = Freed([60, 9, 33], [250, 100, 37], window)
     shared = Shared(batch, np.arange(3))
-    out = shared.attend(tile_pieces(shared.keys, 64, 32), window, None)
+    out = shared.attend(TileRule(64, 32, least=64).cut(shared.keys), window, None)
     check(out, batch.expected(window, None), torch.float32)
 
 
@@ -105,6 +105,7 @@ def packed(batch: Freed, cache: KvCache) -> torch.Tensor:
         none,
         none,
         0,
+        none,
         none,
     )
     return PackedLibraryAttention("any", WholeTiles()).bind(meta, cache).attend(0, batch.q)

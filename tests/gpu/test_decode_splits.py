@@ -77,7 +77,9 @@ def test_the_lengths_end_on_borders_and_every_split_has_keys(dim: int, page: int
 def test_what_is_forced() -> None:
     nothing = torch.zeros(0, dtype=torch.int32)
     lengths = torch.tensor([60, 3, 500], dtype=torch.int32)
-    meta = StepMeta(*[nothing] * 4, lengths, nothing, nothing, None, 3, torch.zeros(3, 6, dtype=torch.int32))
+    meta = StepMeta(
+        *[nothing] * 4, lengths, nothing, nothing, None, 3, torch.zeros(3, 6, dtype=torch.int32), nothing
+    )
     ordered, listed = in_splits(meta, 49, False), in_splits(meta, 17, True)
     assert ordered.decodes is None and listed.decodes is not None
     assert listed.decodes.tolist() == [[2, 2], [1, 1], [0, 0]]

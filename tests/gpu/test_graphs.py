@@ -481,5 +481,5 @@ def test_the_fake_notices_what_a_gpu_would_not_forgive() -> None:
         device.capture(lambda: (static.add_(torch.from_numpy(np.ones(4, np.float32))), None)[1])
     with pytest.raises(AssertionError, match="no memory for so many pieces"):
         reserved = PagedTorch()
-        reserved.reserve(1, None)  # type: ignore[arg-type]
-        reserved.bind(SimpleNamespace(pieces=range(2)), None)  # type: ignore[arg-type]
+        reserved.reserve(1, 0, None)  # type: ignore[arg-type]
+        reserved.bind(SimpleNamespace(pieces=range(2), tile_pieces=()), None)  # type: ignore[arg-type]

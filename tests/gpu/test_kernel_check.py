@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,17 +18,20 @@ from executors.llm.attention import triton_attention
 from executors.llm.attention.check import fault
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.plain_torch import TorchAttention
+from executors.llm.attention.tile_pieces import TileRule
 from executors.llm.attention.triton_attention import TritonAttention
 from executors.llm.fused import triton_experts
 from executors.llm.fused.triton_forward import TritonForward
 from executors.llm.kernel_support import fp8_support, kernel_check
 from executors.llm.kernel_support.kernel_choice import choose_attention, fuse
+from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.config import parse_config
 from executors.llm.model.decoder import Decoder
 from executors.llm.sampling import triton_sampler
 from executors.llm.sampling.columns import PADDING
 from executors.llm.sampling.device_sampler import TorchDeviceSampler
 from executors.llm.sampling.triton_sampler import TritonSampler
+from executors.llm.step_arrays import StepArrays
 from tests.executors.checkpoints import QWEN3
 from tests.executors.kernels.steps import spec
 from tests.gpu.attention_fakes import pretend
@@ -119,7 +123,11 @@ def test_a_right_forward(fields: dict[str, Any], dtype: torch.dtype, narrow: boo
 @pytest.mark.parametrize("changes", [{}, {"kv_dtype": E4M3, "kv_scales": ((0.02, 0.5),)}, {"windows": (30,)}])
 def test_right_attention(changes: dict[str, Any], deterministic: bool) -> None:
     model = replace(MODEL, **changes)
-    assert kernel_check.attention_fault(TritonAttention(model, deterministic), model, 16) is None
+    backend = TritonAttention(model, deterministic)
+    assert kernel_check.attention_fault(backend, model, 16) is None
+    rule = backend.tile_rule
+    assert rule.cuts is not deterministic
+    assert kernel_check.shared_tiles_fault(backend, model, 16) is None and backend.tile_rule is rule
 
 
 def test_the_problem_in_e4m3_is_a_right_one() -> None:
@@ -196,6 +204,41 @@ def test_wrong_attention_is_named(name: str, tried: Patch, caplog: pytest.LogCap
         ConfigError, match=f"deterministic: needs Cohort's own attention kernels: {name}: {WRONG}"
     ):
         choose_attention(MODEL, deterministic=True)
+
+
+@pytest.mark.long(every=2)
+def test_wrong_sharing_of_tiles_is_named_and_left_out(tried: Patch, caplog: pytest.LogCaptureFixture) -> None:
+    """All other kernels are right, and serve."""
+    name = "shared_extend_attention"
+    tried.setattr(triton_attention, name, bent(getattr(triton_attention, name), kept=2))
+    pretend(tried)
+    with caplog.at_level(logging.WARNING):
+        chosen = choose_attention(MODEL)
+    assert isinstance(chosen, TritonAttention) and not chosen.tile_rule.cuts
+    said = f"keys of prompts are not shared by programs: extend_attention with shared keys: {WRONG}"
+    assert f"attention: {said}" in caplog.text
+    assert chosen.note.startswith(f"attention: cohort-triton; {said}")
+    assert chosen.most_tile_pieces(9, 10_000) == 0
+    step = StepArrays(np.zeros(3, np.int64), np.array([3]), np.array([600]), np.zeros((1, 38), np.int32))
+    assert not len(chosen.begin(step, KvCache(MODEL, 1, 16)).meta.tile_pieces)
+
+
+@pytest.mark.long(every=2)
+@pytest.mark.parametrize("lost", ["a piece", "a key"])
+def test_a_wrong_cut_of_tiles_is_found(lost: str, tried: Patch) -> None:
+    backend, cut = TritonAttention(MODEL), TileRule.cut
+
+    def wrong(self: TileRule, keys: np.ndarray) -> np.ndarray:
+        pieces = cut(self, keys)
+        if self.count:
+            pieces[-1, 2] = pieces[-1, 1] if lost == "a piece" else pieces[-1, 2] - 1
+        return pieces
+
+    tried.setattr(TileRule, "cut", wrong)
+    assert kernel_check.attention_fault(backend, MODEL, 16) is None
+    assert str(kernel_check.shared_tiles_fault(backend, MODEL, 16)).startswith(
+        f"extend_attention with shared keys: {WRONG}"
+    )
 
 
 def wrong_in_splits(splits: int) -> Callable[..., Any]:

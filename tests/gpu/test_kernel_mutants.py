@@ -15,9 +15,17 @@ import pytest
 import torch
 from triton.runtime.errors import InterpreterError
 
-from executors.kernels.triton import decode_attention, extend_attention, few_rows, stored_tiles
+from executors.kernels.triton import (
+    decode_attention,
+    extend_attention,
+    few_rows,
+    shared_extend,
+    stored_tiles,
+)
+from executors.kernels.triton.extend_attention import FASTEST
 from executors.llm.attention.key_pieces import PieceRule
-from tests.gpu import test_attention, test_few_rows, test_memcheck, test_stored_tiles
+from executors.llm.attention.tile_pieces import TileRule
+from tests.gpu import test_attention, test_few_rows, test_memcheck, test_shared_extend, test_stored_tiles
 from tests.gpu.memcheck import checked
 from tests.gpu.test_attention import Batch, check, fresh
 
@@ -65,6 +73,36 @@ def extend() -> None:
     test_attention.test_extend(torch.float32, (4, 2), 64, 16, None, None)
 
 
+def windowed() -> None:
+    """A window of more than a tile of keys behind which others lie, and one that ends within a tile."""
+    batch = Batch([70, 9], [120, 40], (4, 2), 64, 16, torch.float32, 4)
+    for window in (70, 33):
+        out = fresh(batch)
+        batch.extend(np.arange(2), window, None, out, loop=FASTEST)
+        check(out, batch.expected(window, None), torch.float32)
+
+
+def fast() -> None:
+    """Whole tiles of keys before the diagonal, on it and behind it."""
+    batch = Batch([70, 33, 9], [0, 64, 130], (4, 2), 64, 16, torch.float32, 4)
+    out = fresh(batch)
+    batch.extend(np.arange(3), None, None, out, loop=FASTEST)
+    check(out, batch.expected(None, None), torch.float32)
+
+
+def shared(sinks: bool = False) -> None:
+    """Keys of tiles in three pieces of whole numbers of keys, in either order of programs."""
+    batch = Batch([70, 5], [130, 61], (4, 2), 32, 16, torch.float32, 1, sinks=sinks)
+    tiles = test_shared_extend.Shared(batch, np.arange(2))
+    pieces = TileRule(1, 32, count=3).cut(tiles.keys)
+    for order in (slice(None), slice(None, None, -1)):
+        check(tiles.attend(pieces[order].copy(), None, None), batch.expected(None, None), torch.float32)
+
+
+def sunk() -> None:
+    shared(sinks=True)
+
+
 def few_parts() -> None:
     test_few_rows.test_a_sum_behind(16, 96, 640, True, 0.3, (3, 5, 128), torch.float32)
 
@@ -99,11 +137,49 @@ MUTANTS: dict[str, tuple[ModuleType, str, str, Callable[[], None]]] = {
     ),
     "decode: counted without order": (decode_attention, ORDER, 'sem="relaxed", scope="gpu"', decode_17),
     "extend: the mask of the first tile": (
-        extend_attention, "there = place < last", "there = first + tl.arange(0, TILE) < last", extend,
+        extend_attention, "there = place < last", "there = begin + tl.arange(0, TILE) < last", extend,
     ),
     "extend: later keys are seen": (
         extend_attention, "place[None, :] <= own[:, None])", "place[None, :] <= own[:, None] + 1)", extend,
     ),
+    "extend: the diagonal takes no masks": (
+        extend_attention, "common = tl.minimum(last, first + 1)", "common = last", fast,
+    ),
+    "extend: a key less without masks": (
+        extend_attention, "        low = middle\n", "        low = middle + 1\n", fast,
+    ),
+    "extend: the first keys of a window take no masks": (
+        extend_attention, "hidden = after - window", "hidden = first - window", windowed,
+    ),
+    "extend: a tile of keys of a window is read twice": (
+        extend_attention, "            low = tl.maximum(low, middle)\n", "", windowed,
+    ),
+    "extend: powers of 2 of a logarithm to e": (
+        extend_attention, "key_factor * loop.base(softcap)", "key_factor", fast,
+    ),
+    "shared: the mask of another query": (
+        shared_extend, "head, offset + query,", "head, offset + query + 1,", shared,
+    ),
+    "shared: the keys of another piece": (
+        shared_extend, "low, last = tl.load(piece + 1), ", "low, last = tl.load(piece + 1 + 6), ", shared,
+    ),
+    "shared: a piece is missing": (
+        shared_extend, "for number in range(count):", "for number in range(count - 1):", shared,
+    ),
+    "shared: a piece is added twice": (
+        shared_extend, "at = ((first + number)", "at = ((first + tl.minimum(number, count - 2))", shared,
+    ),
+    "shared: the results of another tile": (
+        shared_extend, "first, count, head, real, KV_HEADS", "first + 1, count, head, real, KV_HEADS", shared,
+    ),
+    "shared: added up before all have come": (
+        shared_extend, "== count - 1:", "== count - 2:", shared,
+    ),
+    "shared: a counter not reset": (
+        shared_extend, "tl.store(counter, 0)", "tl.store(counter, count)", shared,
+    ),
+    "shared: counted without order": (shared_extend, ORDER, 'sem="relaxed", scope="gpu"', shared),
+    "shared: a sink in each piece": (shared_extend, "if count == 1:  # else once", "if count > 0:  # else once", sunk),
     "few rows: a counter not reset": (
         few_rows, "tl.store(arrived + tile, 0)", "tl.store(arrived + tile, PARTS)", few_parts,
     ),
@@ -135,6 +211,7 @@ USERS = {
     decode_attention: (test_attention, "decode_attention"),
     extend_attention: (test_attention, "extend_attention"),
     few_rows: (test_few_rows, "added_product"),
+    shared_extend: (test_shared_extend, "shared_extend_attention"),
     stored_tiles: (test_stored_tiles, "tile_matmul"),
 }
 

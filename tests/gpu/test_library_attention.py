@@ -78,9 +78,10 @@ def test_a_step_found_on_the_device_is_the_same_step(
         cells, int32(np.cumsum([0, *counts])[:3].tolist()), int32(counts), int32(past),
         int32((np.array(past) + counts).tolist()), tables, torch.from_numpy(tiles).to(DEVICE), None if decodes_alone else singles,
         5 if decodes_alone else 2, torch.from_numpy(backend.pieces(np.array(past) + 1)).to(DEVICE),
+        torch.from_numpy(backend.tile_pieces(tiles, np.array(counts), np.array(past))).to(DEVICE),
     )  # fmt: skip
-    assert backend.most_pieces(5, 100) == 0
-    backend.reserve(0, problem.cache)
+    assert backend.most_pieces(5, 100) == backend.most_tile_pieces(5, 100) == 0
+    backend.reserve(0, 0, problem.cache)
     attend = backend.bind(meta, problem.cache)
     assert isinstance(attend, PagedAttend)
     before = problem.cache.layers[0].clone()

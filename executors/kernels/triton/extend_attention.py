@@ -3,9 +3,19 @@
 FlashAttention-2 (Dao, 2023) with keys found through block tables. A program takes a tile of queries of one key head. The
 query heads that share it are adjacent in the tile, so that a key is read once for all of them. A decode step is a chunk of
 one token: mixed batches run in one call, at the cost of tiles that are nearly empty.
+
+A key may be hidden from a query among the last keys of a tile of queries and the first ones of a window. Only those take
+masks: the tiles of keys between them, most of a long history, go through a loop without.
+
+Operations: 4 * head_dim for each pair of a query head and a key. Bytes: keys and values once for each tile of queries. A
+program reads all keys of its tile one after the other, so few tiles behind a long history keep most of a device idle:
+`shared_extend.py` is launched then.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,7 +24,93 @@ import triton.language as tl
 
 from executors.kernels.triton.int8_kv import factors
 from executors.kernels.triton.tile import add_sink, attend_tile
-from executors.kernels.triton.tuning import choose, head_class, kind_of
+from executors.kernels.triton.tuning import Choice, choose, head_class, kind_of
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """How the loop over keys is compiled.
+
+    `skip_masks`: no masks where all rows see all keys. `base2`: powers of 2 in place of e, whose factor is in the scale.
+    `near`: 32-bit offsets from a pointer to a key.
+    """
+
+    skip_masks: bool = True
+    base2: bool = True
+    near: bool = True
+
+    def base(self, softcap: float | None) -> float:
+        """Return the factor of scores. With a cap it comes behind it, in the kernel."""
+        return math.log2(math.e) if self.base2 and softcap is None else 1.0
+
+
+MASKED = LoopOptions(skip_masks=False, base2=False, near=False)
+"""Each tile of keys takes masks, as decode attention's do."""
+FASTEST = LoopOptions()
+
+
+def loop_of(row: Choice) -> LoopOptions:
+    """Return the loop of a row of the table."""
+    return FASTEST if row.whole else MASKED
+
+
+@triton.jit
+def attend_keys(
+    begin, end, block, keys, values, key_peaks, value_peaks, table, head, seen_from, last, own, best, total, mixed,
+    scale, softcap, window,
+    STRIDE: tl.constexpr, HEAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WHOLE: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """Update `best`, `total` and `mixed` with the keys at begin .. end, of which those from `last` on do not exist. With a
+    window, those before `seen_from` may be other sequences'. `own` [rows]: position of each row's query."""
+    for start in range(begin, end, TILE):
+        place = start + tl.arange(0, TILE)
+        there = place < last
+        visible = there[None, :] & (place[None, :] <= own[:, None])
+        if WINDOW:
+            there &= place >= seen_from
+            visible &= place[None, :] > own[:, None] - window
+        best, total, mixed = attend_tile(
+            block, keys, values, key_peaks, value_peaks, table, head, place, there, visible, best, total, mixed, scale, softcap,
+            STRIDE, HEAD, DIM, DIM_PAD, PAGE, SOFTCAP, WHOLE, BASE2, NEAR,
+        )  # fmt: skip
+    return best, total, mixed
+
+
+@triton.jit
+def attend_piece(
+    low, last, first, after, block, keys, values, key_peaks, value_peaks, table, head, own, best, total, mixed,
+    scale, softcap, window,
+    STRIDE: tl.constexpr, HEAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, SKIP_MASKS: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """As `attend_keys`, of the keys low .. last of a tile whose queries are at the positions `first` up to `after`."""
+    seen_from = tl.maximum(first + 1 - window, 0) if WINDOW else 0
+    if WINDOW:
+        low = tl.maximum(low, seen_from // TILE * TILE)
+    if SKIP_MASKS:
+        if WINDOW:
+            # The last query sees none of the keys before this one.
+            hidden = after - window
+            middle = tl.minimum(low + (tl.maximum(hidden - low, 0) + TILE - 1) // TILE * TILE, last)
+            best, total, mixed = attend_keys(
+                low, middle, block, keys, values, key_peaks, value_peaks, table, head, seen_from, last, own, best, total, mixed,
+                scale, softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
+            )  # fmt: skip
+            low = tl.maximum(low, middle)
+        # The first query sees all keys before this one, and so do the others.
+        common = tl.minimum(last, first + 1)
+        middle = low + tl.maximum(common - low, 0) // TILE * TILE
+        best, total, mixed = attend_keys(
+            low, middle, block, keys, values, key_peaks, value_peaks, table, head, seen_from, last, own, best, total, mixed,
+            scale, softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, False, True, BASE2, NEAR,
+        )  # fmt: skip
+        low = middle
+    best, total, mixed = attend_keys(
+        low, last, block, keys, values, key_peaks, value_peaks, table, head, seen_from, last, own, best, total, mixed,
+        scale, softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
+    )  # fmt: skip
+    return best, total, mixed
 
 
 # See `_split_kernel`.
@@ -24,7 +120,7 @@ def _extend_kernel(
     scale, value_scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
-    SINKS: tl.constexpr,
+    SINKS: tl.constexpr, SKIP_MASKS: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """One (tile of queries, key head). Rows: query after query, each with its GROUP heads; remaining rows are idle."""
     # All heads of a tile before the next tile: in a grid of two dimensions the longest of the last head would begin near the end.
@@ -48,27 +144,18 @@ def _extend_kernel(
     block = tl.load(q + at, mask=real[:, None] & (dims[None, :] < DIM), other=0.0)
 
     last = offset + tl.minimum(begin + QUERIES, q_len)
-    seen_from = tl.maximum(offset + begin + 1 - window, 0) if WINDOW else 0
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
     table = tables + item.to(tl.int64) * table_stride
-    for start in range(seen_from // TILE * TILE, last, TILE):
-        place = start + tl.arange(0, TILE)
-        there = place < last
-        if WINDOW:  # before the first query's window the table may name blocks of other sequences
-            there &= place >= seen_from
-        own = offset + query
-        visible = there[None, :] & (place[None, :] <= own[:, None])
-        if WINDOW:
-            visible &= place[None, :] > own[:, None] - window
-        best, total, mixed = attend_tile(
-            block, keys, values, key_peaks, value_peaks, table, head, place, there, visible, best, total, mixed, scale, softcap,
-            STRIDE, HEAD, DIM, DIM_PAD, PAGE, SOFTCAP,
-        )  # fmt: skip
+    best, total, mixed = attend_piece(
+        0, last, offset + begin, last, block, keys, values, key_peaks, value_peaks, table, head, offset + query,
+        best, total, mixed, scale, softcap, window,
+        STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, SKIP_MASKS, BASE2, NEAR,
+    )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks + head * GROUP + rows % GROUP).to(tl.float32)
-        total, mixed = add_sink(sink, best, total, mixed)
+        total, mixed = add_sink(sink, best, total, mixed, BASE2)
     mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None] * value_scale
     tl.store(out + at, mixed.to(out.dtype.element_ty), mask=real[:, None] & (dims[None, :] < DIM))
 
@@ -98,16 +185,16 @@ def extend_attention(
     q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, tiles: torch.Tensor, q_starts: torch.Tensor,
     q_lens: torch.Tensor, pos_offsets: torch.Tensor, tables: torch.Tensor, scale: float, *,
     window: int | None = None, softcap: float | None = None, kv_scales: tuple[float, float] = (1.0, 1.0),
-    sinks: torch.Tensor | None = None, peaks: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None, peaks: torch.Tensor | None = None, loop: LoopOptions | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Write the attention of the queries in `tiles` to `out` [T, heads, head_dim]: `query_tiles` of rows_per_tile // group for
     queries of this dtype.
 
     `q` [T, heads, head_dim] and `kv` [2, pages, kv_heads, page, head_dim] of one dtype, contiguous but for the strides of
     sides, pages and heads; or `kv` in e4m3, which the `kv_scales` of keys and values multiply; or codes in int8 with `peaks`, see
-    `int8_kv.factors`. int32 per item: `q_starts` its
-    first row of q, `q_lens` its rows, `pos_offsets` its tokens in the cache before them; `tables` int32 [n, pages]. A tile that
-    begins after its item's queries (padding of a graph) writes nothing. `sinks`: see `decode_attention`.
+    `int8_kv.factors`. int32 per item: `q_starts` its first row of q, `q_lens` its rows, `pos_offsets` its tokens in the cache
+    before them; `tables` int32 [n, pages]. A tile that begins after its item's queries (padding of a graph) writes nothing.
+    `sinks`: see `decode_attention`. `loop`: None for that of the table.
     """
     _, heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape
@@ -116,14 +203,16 @@ def extend_attention(
         rows_per_tile(group, dim, q.dtype),
         choose("extend_attention", kind_of(q.dtype, kv.dtype), head_class(dim)),
     )
+    loop = loop or loop_of(tile)
     # A larger group makes more rows than the table's.
     warps = tile.warps if rows == tile.rows else max(tile.warps, 8 if rows >= 128 else 4)
     key_peaks, value_peaks, key_factor, value_factor = factors(kv, peaks, kv_scales)
     _extend_kernel[(len(tiles) * kv_heads,)](
         q, kv[0], kv[1], key_peaks, value_peaks, out, sinks, tiles, q_starts, q_lens, pos_offsets, tables, tables.stride(0),
-        scale * key_factor, value_factor, softcap or 1.0, window or 0,
+        scale * key_factor * loop.base(softcap), value_factor, softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,
         TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None, STRIDE=kv.stride(1), HEAD=kv.stride(2),
-        SINKS=sinks is not None, num_warps=warps, num_stages=tile.stages,
+        SINKS=sinks is not None, SKIP_MASKS=loop.skip_masks, BASE2=loop.base2, NEAR=loop.near,
+        num_warps=warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -7,120 +7,36 @@ and the program that finishes a tile last adds up the results of all its pieces,
     tiles     (item, first query)                        `extend_attention.query_tiles`
     pieces    row, first key, end, place, first, count   row: place of the tile in `tiles`; the words of decode attention
 
-The loop over keys has options, each to be measured alone. Masks are needed where a key may be hidden from a query, which are
-the last keys of a tile and the first ones of a window: the others go through a loop without masks.
+The loop over keys is that of `extend_attention.py`. The host chooses the pieces (`tile_pieces.py`), and a step in which no tile
+is cut launches `extend_attention.py`, unless its graph has room for pieces: then each tile has one piece, written at once.
 
-Bytes: keys and values of each tile once, and 4 * rows * head_dim for each piece of a tile that has several, written and read.
-Operations: 4 * head_dim for each pair of a query head and a key. No GPU has run this yet. Compiled for Hopper a loop without
-masks takes 197 registers a thread in place of 224, and heads of 256 spill none with eight warps.
+Bytes: keys and values of each tile once, and 4 * head_dim for each row of a piece of a tile that has several, written and read.
+Operations: 4 * head_dim for each pair of a query head and a key. Floor of 64 queries behind 7,000 keys, 16 heads over 8 of 128
+numbers in bf16: 29 MB, 6.8 us at 4.25 TB/s; reckoned 25 us a layer with 16 pieces, 250 us with one (`tuning.py`). No GPU has run
+this yet.
 """
 
 from __future__ import annotations
-
-import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from executors.kernels.triton.extend_attention import rows_per_tile
+from executors.kernels.triton.extend_attention import LoopOptions, attend_piece, loop_of, rows_per_tile
 from executors.kernels.triton.int8_kv import factors
-from executors.kernels.triton.tile import LOG2_E, add_sink, attend_tile
-
-
-@dataclass(frozen=True, slots=True)
-class LoopOptions:
-    """How the loop over keys is compiled.
-
-    `skip_masks`: no masks where all rows see all keys. `base2`: powers of 2 in place of e, whose factor is in the scale.
-    `near`: 32-bit offsets from a pointer to a key. `tile`: keys at a time, a power of two; 0: as `extend_attention`. `stages`:
-    0: as `extend_attention`. `rows` of a tile, one for each query and each of its heads that share a key head, a power of two;
-    0: `rows_per_tile`. Tiles of 64 rows take half of the threads: two programs share a multiprocessor, and one computes its
-    softmax while the other multiplies.
-    """
-
-    skip_masks: bool = True
-    base2: bool = True
-    near: bool = True
-    tile: int = 0
-    stages: int = 0
-    rows: int = 0
-
-
-TODAY = LoopOptions(skip_masks=False, base2=False, near=False)
-"""The loop of `extend_attention`."""
-FASTEST = LoopOptions()
-
-
-@triton.jit
-def _attend_keys(
-    begin, end, block, keys, values, key_peaks, value_peaks, table, head, seen_from, last, own, best, total, mixed,
-    scale, softcap, window,
-    STRIDE: tl.constexpr, HEAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, WHOLE: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr,
-):  # fmt: skip
-    """Update `best`, `total` and `mixed` with the keys at begin .. end, of which those from `last` on do not exist. With a
-    window, those before `seen_from` may be other sequences'. `own` [rows]: position of each row's query."""
-    for start in range(begin, end, TILE):
-        place = start + tl.arange(0, TILE)
-        there = place < last
-        visible = there[None, :] & (place[None, :] <= own[:, None])
-        if WINDOW:
-            there &= place >= seen_from
-            visible &= place[None, :] > own[:, None] - window
-        best, total, mixed = attend_tile(
-            block, keys, values, key_peaks, value_peaks, table, head, place, there, visible, best, total, mixed, scale, softcap,
-            STRIDE, HEAD, DIM, DIM_PAD, PAGE, SOFTCAP, WHOLE, BASE2, NEAR,
-        )  # fmt: skip
-    return best, total, mixed
-
-
-@triton.jit
-def _attend_piece(
-    low, last, first, after, block, keys, values, key_peaks, value_peaks, table, head, own, best, total, mixed,
-    scale, softcap, window,
-    STRIDE: tl.constexpr, HEAD: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, SKIP_MASKS: tl.constexpr, BASE2: tl.constexpr, NEAR: tl.constexpr,
-):  # fmt: skip
-    """As `_attend_keys`, of the keys low .. last of a tile whose queries are at the positions `first` up to `after`."""
-    seen_from = tl.maximum(first + 1 - window, 0) if WINDOW else 0
-    if WINDOW:
-        low = tl.maximum(low, seen_from // TILE * TILE)
-    if SKIP_MASKS:
-        if WINDOW:
-            # The last query sees none of the keys before this one.
-            hidden = after - window
-            middle = tl.minimum(low + (tl.maximum(hidden - low, 0) + TILE - 1) // TILE * TILE, last)
-            best, total, mixed = _attend_keys(
-                low, middle, block, keys, values, key_peaks, value_peaks, table, head, seen_from, last, own, best, total, mixed,
-                scale, softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
-            )  # fmt: skip
-            low = tl.maximum(low, middle)
-        # The first query sees all keys before this one, and so do the others.
-        common = tl.minimum(last, first + 1)
-        middle = low + tl.maximum(common - low, 0) // TILE * TILE
-        best, total, mixed = _attend_keys(
-            low, middle, block, keys, values, key_peaks, value_peaks, table, head, seen_from, last, own, best, total, mixed,
-            scale, softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, False, True, BASE2, NEAR,
-        )  # fmt: skip
-        low = middle
-    best, total, mixed = _attend_keys(
-        low, last, block, keys, values, key_peaks, value_peaks, table, head, seen_from, last, own, best, total, mixed,
-        scale, softcap, window, STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, False, BASE2, NEAR,
-    )  # fmt: skip
-    return best, total, mixed
+from executors.kernels.triton.tile import LOG2_E, add_sink
+from executors.kernels.triton.tuning import Choice, choose, head_class, kind_of
 
 
 @triton.jit
 def _add_tiles(
-    partial, lse, sinks, first, count, head,
+    partial, lse, sinks, first, count, head, real,
     KV_HEADS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BASE2: tl.constexpr,
     GROUP: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Return the sum [ROWS, DIM_PAD] of `count` pieces' results, each weighted by its share of the softmax. A piece without
-    visible keys of a row has no share of it, and the sink of a row's head has one."""
+    visible keys of a row has no share of it, and the sink of a row's head has one. Rows that are not `real` have none."""
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_PAD)
     if SINKS:
@@ -135,9 +51,10 @@ def _add_tiles(
     for number in range(count):
         at = ((first + number).to(tl.int64) * KV_HEADS + head) * ROWS + rows
         # Others wrote these: past the first cache, which is a multiprocessor's own.
-        sizes = tl.load(lse + at, cache_modifier=".cg")
+        sizes = tl.load(lse + at, mask=real, other=float("-inf"), cache_modifier=".cg")
         parts = tl.load(
-            partial + at[:, None] * DIM + dims[None, :], mask=dims[None, :] < DIM, other=0.0, cache_modifier=".cg"
+            partial + at[:, None] * DIM + dims[None, :], mask=real[:, None] & (dims[None, :] < DIM), other=0.0,
+            cache_modifier=".cg",
         )  # fmt: skip
         peak = tl.maximum(best, sizes)
         base = tl.where(peak == float("-inf"), 0.0, peak)
@@ -192,7 +109,7 @@ def _shared_extend_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, DIM_PAD), tl.float32)
     table = tables + item.to(tl.int64) * table_stride
-    best, total, mixed = _attend_piece(
+    best, total, mixed = attend_piece(
         low, last, offset + begin, offset + tl.minimum(begin + QUERIES, q_len), block, keys, values, key_peaks, value_peaks,
         table, head, offset + query, best, total, mixed, scale, softcap, window,
         STRIDE, HEAD, DIM, DIM_PAD, PAGE, TILE, SOFTCAP, WINDOW, SKIP_MASKS, BASE2, NEAR,
@@ -208,8 +125,9 @@ def _shared_extend_kernel(
     else:
         size = best + (tl.log2(safe) if BASE2 else tl.log(safe))
         row = (tl.load(piece + 3).to(tl.int64) * KV_HEADS + head) * ROWS + rows
-        tl.store(partial + row[:, None] * DIM + dims[None, :], mixed, mask=dims[None, :] < DIM)
-        tl.store(lse + row, tl.where(total > 0.0, size, float("-inf")))
+        # A few drafts fill a small part of a tile: the rest is neither written nor read.
+        tl.store(partial + row[:, None] * DIM + dims[None, :], mixed, mask=stored)
+        tl.store(lse + row, tl.where(total > 0.0, size, float("-inf")), mask=real)
         # All threads write before one of them counts; the program that counts last sees what all others wrote.
         tl.debug_barrier()
         first = tl.load(piece + 4)
@@ -217,7 +135,7 @@ def _shared_extend_kernel(
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
             tl.store(counter, 0)  # for the next layer
             mixed = _add_tiles(
-                partial, lse, sinks, first, count, head, KV_HEADS, ROWS, DIM, DIM_PAD, BASE2, GROUP, SINKS
+                partial, lse, sinks, first, count, head, real, KV_HEADS, ROWS, DIM, DIM_PAD, BASE2, GROUP, SINKS
             )  # fmt: skip
             tl.store(out + at, mixed.to(out.dtype.element_ty), mask=stored)
 
@@ -230,9 +148,13 @@ class ExtendWorkspace:
     piece has that place are done, 0 between launches. Launches that share the workspace must run one after the other.
     """
 
-    def __init__(self, places: int, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
+    def __init__(
+        self, places: int, heads: int, kv_heads: int, head_dim: int, device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:  # fmt: skip
+        """`dtype`: that of queries."""
         self.places = places
-        rows = places * kv_heads * rows_per_tile(heads // kv_heads, head_dim)
+        rows = places * kv_heads * rows_per_tile(heads // kv_heads, head_dim, dtype)
         self.partial = torch.empty(rows * head_dim, dtype=torch.float32, device=device)
         self.lse = torch.empty(rows, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(places * kv_heads, dtype=torch.int32, device=device)
@@ -245,25 +167,22 @@ def tile_keys(tiles: np.ndarray, q_lens: np.ndarray, pos_offsets: np.ndarray, qu
     return (pos_offsets[item] + np.minimum(begin + queries, q_lens[item])).astype(np.int64)
 
 
-def keys_per_loop(dtype: torch.dtype, head_dim: int) -> int:
-    """Return how many keys `extend_attention` processes at a time: products of float32 take no matrix instruction, and each
-    thread holds what it multiplies."""
-    pad = triton.next_power_of_2(head_dim)
-    if dtype == torch.float32:
-        return 16 if pad > 64 else 32
-    return 16 if pad > 256 else 32 if pad > 128 else 64
+def tuned(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Choice:
+    """Return the row of the table for heads of `head_dim` and queries of `dtype` over keys of `kv_dtype`. Its `depth`: keys that
+    a program processes at a time, of which pieces consist; `parts` and `least` of a cut; `programs` of a multiprocessor."""
+    return choose("shared_extend", kind_of(dtype, kv_dtype), head_class(head_dim))
 
 
 def shared_extend_attention(
     q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, tiles: torch.Tensor, pieces: torch.Tensor,
     q_starts: torch.Tensor, q_lens: torch.Tensor, pos_offsets: torch.Tensor, tables: torch.Tensor, scale: float,
     workspace: ExtendWorkspace, *, window: int | None = None, softcap: float | None = None,
-    kv_scales: tuple[float, float] = (1.0, 1.0), options: LoopOptions = FASTEST, sinks: torch.Tensor | None = None,
-    peaks: torch.Tensor | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0), sinks: torch.Tensor | None = None, peaks: torch.Tensor | None = None,
+    loop: LoopOptions | None = None, row: Choice | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Write the attention of the queries in `tiles` to `out` [T, heads, head_dim]; see `extend_attention`, whose arguments
-    have the same meaning. Of float32 and of heads of 512 the kernel spills registers: it is right, and nothing to
-    serve with.
+    have the same meaning. Of float32 and of heads of 512 the kernel spills registers: it is right, and no step is cut for
+    it (`parts` of the table is 1). `row`: None for that of the table; tiles are of as many rows.
 
     `pieces` int32 [k, 6], contiguous: the division of the tiles' keys, see `tile_pieces`. Keys outside all pieces of a tile
     are not computed, and a tile without any piece is not written. Places of shared tiles' pieces must be less than those that
@@ -272,18 +191,18 @@ def shared_extend_attention(
     _, heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape
     group, pad = heads // kv_heads, triton.next_power_of_2(dim)
-    rows, wide = options.rows or rows_per_tile(group, dim), q.dtype == torch.float32
-    base = math.log2(math.e) if options.base2 and softcap is None else 1.0
+    tile = row or tuned(dim, q.dtype, kv.dtype)
+    rows, loop = tile.rows or rows_per_tile(group, dim, q.dtype), loop or loop_of(tile)
     key_peaks, value_peaks, key_factor, value_factor = factors(kv, peaks, kv_scales)
     _shared_extend_kernel[(len(pieces) * kv_heads,)](
         q, kv[0], kv[1], key_peaks, value_peaks, out, workspace.partial, workspace.lse, workspace.arrived, sinks,
         tiles, pieces, q_starts, q_lens, pos_offsets, tables, tables.stride(0),
-        scale * key_factor * base, value_factor, softcap or 1.0, window or 0,
+        scale * key_factor * loop.base(softcap), value_factor, softcap or 1.0, window or 0,
         KV_HEADS=kv_heads, GROUP=group, ROWS=rows, DIM=dim, DIM_PAD=pad, PAGE=page,
-        TILE=options.tile or keys_per_loop(q.dtype, dim), SOFTCAP=softcap is not None, WINDOW=window is not None,
-        WORDS=pieces.shape[1], SKIP_MASKS=options.skip_masks, BASE2=options.base2, NEAR=options.near,
+        TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None,
+        WORDS=pieces.shape[1], SKIP_MASKS=loop.skip_masks, BASE2=loop.base2, NEAR=loop.near,
         STRIDE=kv.stride(1), HEAD=kv.stride(2), SINKS=sinks is not None,
-        num_warps=16 if wide else 8 if rows >= 128 or pad > 128 else 4,
-        num_stages=options.stages or (2 if wide or pad > 128 else 5),
+        # A larger group makes more rows than the table's.
+        num_warps=max(tile.warps, 8 if rows >= 128 else 4), num_stages=tile.stages,
     )  # fmt: skip
     return out

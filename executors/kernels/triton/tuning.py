@@ -40,7 +40,8 @@ class Choice:
     queries), results per row, elements of the sum at a time (or keys). `merged`: partial results that are added up at once.
     `parts`: most programs that share a sum, and `least` elements of each of them. `group`: neighbouring tiles that run at once.
     `programs` of a multiprocessor that run at once. `most`: the largest size that is of this shape class. `widened`: 1 where
-    values of 8 bits lie in shared memory in 16, see `tile.attend_tile`.
+    values of 8 bits lie in shared memory in 16, see `tile.attend_tile`. `whole`: the loop over keys leaves out masks where all
+    queries see all keys, see `extend_attention.LoopOptions`.
     """
 
     warps: int
@@ -55,6 +56,7 @@ class Choice:
     programs: int = 0
     most: int = 0
     widened: int = 0
+    whole: bool = False
 
 
 HEADS = (16, 32, 64, 128, 256, 512)
@@ -71,8 +73,16 @@ _WIDE_DECODE = replace(_DECODE, warps=8, stages=3, merged=4096)
 # Products of float32 take no matrix instruction, and each thread holds what it multiplies: many threads, small tiles. Five stages
 # make three buffers for keys and values, if registers do. Heads of 512 have the largest tiles that spill no registers on Hopper,
 # where a program takes 128 KiB; elsewhere it takes 98. Their speed was not measured.
-_EXTEND = Choice(warps=8, stages=5, rows=128, depth=64)
+_EXTEND = Choice(warps=8, stages=5, rows=128, depth=64, whole=True)
 _WIDE_EXTEND = Choice(warps=16, stages=2, rows=128, depth=32)
+# A tile of 128 rows takes the registers of a multiprocessor. Sixteen pieces: of a tile with n, the program that ends last reads
+# n results of 64 KiB (heads of 128), at some 110 GB/s 0.6 us each; a tile of 64 keys takes 2.3 us (1 x 8,192, H200). Behind 7,000
+# keys 253 / n + 0.6 n us is least at n = 20, behind 32,000 at 44, but for eight key heads a device has 16 programs each. A cut
+# costs a result written and read, 1 to 2 us: less than a tenth of 256 keys. Reckoned; no GPU has run it. Eight warps: with four,
+# heads of 256 spill 56 to 80 bytes. Where `parts` is 1 nothing is cut: those kernels spill. Over int8 tiles are those of
+# `extend_attention`, whose loop they share.
+_SHARED = Choice(warps=8, stages=5, depth=64, parts=16, least=256, programs=1, whole=True)
+_WIDE_SHARED = replace(_SHARED, warps=16, stages=2, depth=32, parts=1)
 # 24 KiB of weights are being loaded while 8 KiB are multiplied. At 3 TB/s and 0.7 us per load, 16 KiB for each of 132
 # multiprocessors are enough. Below `least` elements of a part, adding up costs more than the device gains.
 _FEW_ROWS = Choice(warps=4, stages=5, outputs=32, depth=128, least=512)
@@ -101,6 +111,12 @@ _ROWS: dict[Key, Choice] = {
     ("extend_attention", FLOAT32, 256): replace(_WIDE_EXTEND, depth=16, rows=64),
     **{("extend_attention", kind, 512): Choice(warps=8, stages=2, rows=64, depth=16) for kind in (HALF, E4M3, INT8)},
     ("extend_attention", FLOAT32, 512): replace(_WIDE_EXTEND, depth=16, rows=32),
+    **{("shared_extend", kind, head): _SHARED for kind in (HALF, E4M3, INT8) for head in HEADS},
+    **{("shared_extend", kind, 256): replace(_SHARED, stages=2, depth=32) for kind in (HALF, E4M3)},
+    ("shared_extend", INT8, 256): replace(_SHARED, stages=2, depth=16),
+    **{("shared_extend", kind, 512): replace(_SHARED, stages=2, depth=16, parts=1) for kind in (HALF, E4M3, INT8)},
+    **{("shared_extend", FLOAT32, head): _WIDE_SHARED for head in HEADS},
+    **{("shared_extend", FLOAT32, head): replace(_WIDE_SHARED, depth=16) for head in (128, 256, 512)},
     # One row: a program of one warp reads two whole rows of a short weight at once. A gated result is of two rows.
     ("one_row", "", "short"): Choice(warps=1, stages=3, outputs=2, depth=512, most=1024),
     ("one_row", "", "short gated"): Choice(warps=1, stages=3, outputs=1, depth=512, most=1024),

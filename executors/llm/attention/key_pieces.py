@@ -34,7 +34,8 @@ class PieceRule:
     `programs`: how many run at once for each key head. `tile`: keys that a program processes at a time; pieces consist of
     whole tiles. `window`: keys that the layer with the longest window sees, None for all. `steady`: keys of every piece,
     whatever else is in the batch; 0: by the lengths. `count`: pieces of every row that has enough keys, for tests and
-    self-checks; 0: by the lengths. `least`: keys of a piece below which another cut costs more than it saves.
+    self-checks; 0: by the lengths. `least`: keys of a piece below which another cut costs more than it saves. `parts`: largest
+    number of pieces of a row, whose results one program adds up.
     """
 
     programs: int
@@ -43,6 +44,7 @@ class PieceRule:
     steady: int = 0
     count: int = 0
     least: int = 64
+    parts: int = MOST_OF_A_ROW
 
     def most(self, rows: int, longest: int) -> int:
         """Return the largest number of pieces of `rows` rows of at most `longest` keys each. At least one per row."""
@@ -51,7 +53,7 @@ class PieceRule:
         if self.count:
             return rows * self.count
         least = self._least_tiles
-        alone = max(1, min(MOST_OF_A_ROW, -(-longest // (least * self.tile))))
+        alone = max(1, min(self.parts, -(-longest // (least * self.tile))))
         # A bound of half a share is rounded down to whole tiles, to `least` of them or more.
         more = self.programs if rows == 1 else -(-2 * self.programs * (least + 1) // least)
         return min(rows * alone, rows + more)
@@ -113,7 +115,7 @@ class PieceRule:
         """Return the units of a row that certainly stays one piece, now and as rows grow: bounds never shrink as rows grow."""
         if self.steady:
             return 1
-        total, least = int(units.sum()), max(self._least_tiles, -(-int(units.max()) // MOST_OF_A_ROW))
+        total, least = int(units.sum()), max(self._least_tiles, -(-int(units.max()) // self.parts))
         if len(units) <= self.programs:
             return max(least, -(-total // self.programs))
         return max(least, int(total / self.programs / 2))
@@ -135,7 +137,7 @@ class PieceRule:
     def _bound(self, tiles: np.ndarray) -> int:
         """Return the largest number of tiles of a piece."""
         total = int(tiles.sum())
-        least = max(self._least_tiles, -(-int(tiles.max()) // MOST_OF_A_ROW))
+        least = max(self._least_tiles, -(-int(tiles.max()) // self.parts))
         share = total / self.programs
         if len(tiles) <= self.programs:
             low = max(least, -(-total // self.programs))

@@ -126,7 +126,15 @@ class PackedLibraryAttention(LibraryAttention):
         """See `PackedAttention`."""
         return 0
 
-    def reserve(self, pieces: int, cache: KvCache) -> None:
+    def most_tile_pieces(self, tiles: int, longest: int) -> int:
+        """See `PackedAttention`."""
+        return 0
+
+    def tile_pieces(self, tiles: np.ndarray, q_lens: np.ndarray, pos_offsets: np.ndarray) -> np.ndarray:
+        """See `PackedAttention`."""
+        return np.empty((0, WORDS), np.int32)
+
+    def reserve(self, pieces: int, tile_pieces: int, cache: KvCache) -> None:
         """See `PackedAttention`. The library allocates memory itself."""
 
     def bind(self, meta: StepMeta, cache: KvCache) -> LibraryAttend:

@@ -23,7 +23,8 @@ class StepMeta:
     Per token [T]: `cells`, negative for tokens that are not stored. Per item: `q_starts`, `q_lens`, `pos_offsets`, `lengths`
     (tokens with this step's), `tables` [n, pages]. `tiles` [m, 2] of the items that go to `extend_attention`; `decodes` [d,
     2] (item, row of q) of the others, None if those are all items, in order. `pieces` [k, 6] of the decodes' keys, see
-    `key_pieces.py`; empty if attention cuts keys itself.
+    `key_pieces.py`; empty if attention cuts keys itself. `tile_pieces` [k, 6] of the tiles' keys, see `tile_pieces.py`; empty if
+    a program reads all keys of a tile.
 
     Padding: a token without a cell, an item of length 0, a tile of an item without queries, a piece of row -1. If there are
     no tiles, `q_starts`, `q_lens` and `pos_offsets` may be empty.
@@ -39,6 +40,7 @@ class StepMeta:
     decodes: torch.Tensor | None
     num_decodes: int
     pieces: torch.Tensor
+    tile_pieces: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,17 @@ class PackedAttention(Protocol):
     def pieces_last(self, lengths: np.ndarray) -> int:
         """See `PieceRule.lasts`."""
 
-    def reserve(self, pieces: int, cache: KvCache) -> None:
-        """Reserve memory for steps of at most `pieces` pieces. Captured graphs keep using the memory they were captured
-        with."""
+    def most_tile_pieces(self, tiles: int, longest: int) -> int:
+        """Return the largest number of pieces for the keys of `tiles` tiles of sequences of at most `longest` tokens; always 0
+        if no tile's keys are cut."""
+
+    def tile_pieces(self, tiles: np.ndarray, q_lens: np.ndarray, pos_offsets: np.ndarray) -> np.ndarray:
+        """Return int32 [k, 6]: the pieces of the keys of `tiles`, in the order in which they start; empty if no tile's keys are
+        ever cut. The other arguments: see `tiles`."""
+
+    def reserve(self, pieces: int, tile_pieces: int, cache: KvCache) -> None:
+        """Reserve memory for steps of at most so many pieces of decodes and of tiles. Captured graphs keep using the memory they
+        were captured with."""
 
     def bind(self, meta: StepMeta, cache: KvCache) -> Attend:
         """Return the attention of a step. Nothing is read from the device here."""

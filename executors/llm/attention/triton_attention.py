@@ -2,9 +2,13 @@
 
 begin     once a step: everything that the kernels need to know of the step goes to the device in one copy
 attend    per layer: writes keys and values to their cells, then one kernel for decode steps, one for prompt chunks
+
+Prompt chunks have two kernels: where few tiles of queries have many keys, programs share a tile's keys (`tile_pieces.py`).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,9 +16,12 @@ import torch
 from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention, tuned
 from executors.kernels.triton.extend_attention import extend_attention, query_tiles, rows_per_tile
 from executors.kernels.triton.rotary import rotate_and_store
+from executors.kernels.triton.shared_extend import ExtendWorkspace, shared_extend_attention, tile_keys
+from executors.kernels.triton.shared_extend import tuned as tuned_shared
 from executors.llm.attention.backend import TRITON
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta, StoredKv
+from executors.llm.attention.tile_pieces import TileRule, num_places
 from executors.llm.device.table import device_of
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
@@ -53,6 +60,20 @@ def piece_rule(spec: KvSpec, processors: int, deterministic: bool) -> PieceRule:
     )
 
 
+def tile_rule(spec: KvSpec, processors: int, queries: int, deterministic: bool) -> TileRule:
+    """Return the rule for cutting the keys of tiles of so many `queries`. If a row's result must not depend on its batch, no tile
+    is cut."""
+    windows = [window for window in spec.windows if window is not None]
+    tile = tuned_shared(spec.head_dim, spec.dtype, spec.kv_dtype or spec.dtype)
+    return TileRule(
+        max(1, processors * tile.programs // spec.num_kv_heads),
+        tile.depth,
+        max(windows) + queries if len(windows) == len(spec.windows) else None,
+        1 if deterministic else tile.parts,
+        tile.least,
+    )
+
+
 class TritonAttention:
     """An `AttentionBackend` and `PackedAttention`."""
 
@@ -67,9 +88,15 @@ class TritonAttention:
         device = device_of(spec.device)
         self.rule = piece_rule(spec, device.processors or _PROCESSORS, deterministic)
         """Rule for cutting keys. Must not change once steps are captured."""
+        self.tile_rule = tile_rule(
+            spec, device.processors or _PROCESSORS, self.queries_per_tile, deterministic
+        )
+        """Rule for cutting the keys of tiles, likewise."""
         self._pinned = device.pinned
         self._workspaces: list[DecodeWorkspace] = []
         """Workspaces; the last is the largest. All are kept, because captured graphs refer to their addresses."""
+        self._shared: list[ExtendWorkspace] = []
+        """Those of tiles' pieces, likewise."""
 
     def begin(self, step: StepArrays, cache: KvCache) -> TritonAttend:
         """See `AttentionBackend`."""
@@ -78,18 +105,21 @@ class TritonAttention:
         lengths = step.pos_offsets + step.q_lens
         single = step.q_lens == 1
         tiles = self.tiles(step.q_lens, step.pos_offsets, np.flatnonzero(~single))
+        tile_pieces = self.tile_pieces(tiles, step.q_lens, step.pos_offsets)
+        if not num_places(tile_pieces):
+            tile_pieces = tile_pieces[:0]
         decodes = np.flatnonzero(single)
         rows = np.stack((decodes, step.q_starts[decodes]), 1)
         parts = (
             blocks * page + step.positions % page, step.q_starts, step.q_lens, step.pos_offsets, lengths, step.tables, tiles,
-            rows, self.pieces(lengths[decodes]),
+            rows, self.pieces(lengths[decodes]), tile_pieces,
         )  # fmt: skip
-        cells, q_starts, q_lens, pos_offsets, ends, tables, tiles_there, named_there, pieces = (
+        cells, q_starts, q_lens, pos_offsets, ends, tables, tiles_there, named_there, pieces, shared = (
             self._to_device(parts, spec.device)
         )
         meta = StepMeta(
             cells, q_starts, q_lens, pos_offsets, ends, tables, tiles_there,
-            None if single.all() else named_there, len(decodes), pieces,
+            None if single.all() else named_there, len(decodes), pieces, shared,
         )  # fmt: skip
         return self.bind(meta, cache)
 
@@ -109,18 +139,44 @@ class TritonAttention:
         """See `PackedAttention`."""
         return self.rule.lasts(lengths)
 
-    def reserve(self, pieces: int, cache: KvCache) -> None:
+    def most_tile_pieces(self, tiles: int, longest: int) -> int:
+        """See `PackedAttention`."""
+        return self.tile_rule.most(tiles, longest)
+
+    def tile_pieces(self, tiles: np.ndarray, q_lens: np.ndarray, pos_offsets: np.ndarray) -> np.ndarray:
+        """See `PackedAttention`."""
+        return self.tile_rule.cut(tile_keys(tiles, q_lens, pos_offsets, self.queries_per_tile))
+
+    def share_no_tiles(self, why: str) -> None:
+        """Let one program read all keys of a tile. Called before any step is captured; `why` is in the note."""
+        self.tile_rule = replace(self.tile_rule, parts=1, count=0)
+        self.note = f"{self.note}; keys of prompts are not shared by programs: {why}"
+
+    def reserve(self, pieces: int, tile_pieces: int, cache: KvCache) -> None:
         """See `PackedAttention`. Attention that was bound before keeps its memory."""
+        self._reserve_shared(tile_pieces, cache.spec)
         if not self._workspaces or pieces > self._workspaces[-1].pieces:
             spec, room = cache.spec, max(pieces, 64)
             self._workspaces.append(
                 DecodeWorkspace(room, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.device)
             )
 
+    def _reserve_shared(self, pieces: int, spec: KvSpec) -> None:
+        """Reserve memory for steps with so many pieces of tiles, of which only those of shared tiles take any."""
+        places = pieces if self.tile_rule.count else min(pieces, self.tile_rule.most_places)
+        if places and (not self._shared or places > self._shared[-1].places):
+            self._shared.append(
+                ExtendWorkspace(
+                    places, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.device, spec.dtype
+                )
+            )
+
     def bind(self, meta: StepMeta, cache: KvCache) -> TritonAttend:
         """See `PackedAttention`."""
-        self.reserve(len(meta.pieces), cache)
-        return TritonAttend(meta, cache, self._workspaces[-1])
+        self.reserve(len(meta.pieces), len(meta.tile_pieces), cache)
+        return TritonAttend(
+            meta, cache, self._workspaces[-1], self._shared[-1] if len(meta.tile_pieces) else None
+        )
 
     def _to_device(self, parts: tuple[np.ndarray, ...], device: torch.device) -> list[torch.Tensor]:
         """Copy the parts to the device as one tensor; return int32 views of the parts' shapes."""
@@ -141,11 +197,14 @@ class TritonAttention:
 class TritonAttend:
     """A `PagedAttend`."""
 
-    def __init__(self, meta: StepMeta, cache: KvCache, workspace: DecodeWorkspace) -> None:
-        """`workspace` has room for at least the step's pieces."""
+    def __init__(
+        self, meta: StepMeta, cache: KvCache, workspace: DecodeWorkspace, shared: ExtendWorkspace | None = None
+    ) -> None:  # fmt: skip
+        """`workspace` has room for at least the step's pieces, and `shared` for those of tiles, if there are any."""
         self.meta = meta
         self.cache = cache
         self._workspace = workspace
+        self._shared = shared
 
     def stored(self, layer: int) -> StoredKv:
         """See `PagedAttend`."""
@@ -166,7 +225,13 @@ class TritonAttend:
         """See `PagedAttend`."""
         meta, spec, (kv, peaks) = self.meta, self.cache.spec, self.cache.parts(layer)
         out = torch.empty_like(q)
-        if len(meta.tiles):
+        if self._shared is not None:
+            shared_extend_attention(
+                q, kv, out, meta.tiles, meta.tile_pieces, meta.q_starts, meta.q_lens, meta.pos_offsets, meta.tables, spec.scale,
+                self._shared, window=spec.windows[layer], softcap=spec.softcap, kv_scales=spec.scales(layer), sinks=sinks,
+                peaks=peaks,
+            )  # fmt: skip
+        elif len(meta.tiles):
             extend_attention(
                 q, kv, out, meta.tiles, meta.q_starts, meta.q_lens, meta.pos_offsets, meta.tables, spec.scale,
                 window=spec.windows[layer], softcap=spec.softcap, kv_scales=spec.scales(layer), sinks=sinks,

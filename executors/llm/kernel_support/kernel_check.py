@@ -146,9 +146,11 @@ def attention_fault(backend: TritonAttention, spec: KvSpec, block_size: int) -> 
     short = [int(past == min(PAST)) for past in PAST]
     beside = [1, 0, 1, 2, 0]
 
+    uncut = _TilesIn(backend, 1)
+
     def decodes() -> float:
         # Many keys and few: split, and in one piece; and beside a chunk.
-        return max(problem.step(backend, counts) for counts in ([1] * len(PAST), alone, short, beside))
+        return max(problem.step(uncut, counts) for counts in ([1] * len(PAST), alone, short, beside))
 
     borders = cache(lambda: border_problem(spec, block_size))
 
@@ -158,7 +160,7 @@ def attention_fault(backend: TritonAttention, spec: KvSpec, block_size: int) -> 
     limit = LIMITS[spec.dtype]
     return first_fault(
         {
-            "extend_attention": (lambda: problem.step(backend, chunks), limit),
+            "extend_attention": (lambda: problem.step(uncut, chunks), limit),
             "decode_attention": (decodes, limit),
             **{
                 f"decode_attention in {splits} splits": (
@@ -168,6 +170,41 @@ def attention_fault(backend: TritonAttention, spec: KvSpec, block_size: int) -> 
             },
         }
     )  # fmt: skip
+
+
+def shared_tiles_fault(backend: TritonAttention, spec: KvSpec, block_size: int) -> str | None:
+    """Check the attention of chunks whose keys programs share, in two pieces and in more: of long histories and short ones,
+    of a tile that is full and ones that are not. The longest history alone has as many as a tile may have."""
+    problem = Problem(spec, block_size, PAST, list(CHUNKS))
+    past = problem.past.copy()
+    chunks = [count if count > 1 else 0 for count in CHUNKS]
+    alone = [count if before == max(PAST) else 0 for count, before in zip(CHUNKS, PAST, strict=True)]
+
+    def worst() -> float:
+        largest = 0.0
+        for pieces, counts in ((2, chunks), (5, chunks), (max(backend.tile_rule.parts, 2), alone)):
+            problem.past = past.copy()
+            largest = max(largest, problem.step(_TilesIn(backend, pieces), counts))
+        return largest
+
+    return first_fault({"extend_attention with shared keys": (worst, LIMITS[spec.dtype])})
+
+
+@dataclass(frozen=True, slots=True)
+class _TilesIn:
+    """A `Backend` that cuts the keys of each tile of queries into so many `pieces`, if there are enough; 1: it cuts none."""
+
+    backend: TritonAttention
+    pieces: int
+
+    def begin(self, step: StepArrays, cache: KvCache) -> TritonAttend:
+        """See `Backend`."""
+        backend, rule = self.backend, self.backend.tile_rule
+        backend.tile_rule = replace(rule, count=self.pieces if self.pieces > 1 else 0, parts=self.pieces)
+        try:
+            return backend.begin(step, cache)
+        finally:
+            backend.tile_rule = rule
 
 
 def border_lengths(spec: KvSpec, page: int) -> list[int]:

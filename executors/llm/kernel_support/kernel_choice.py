@@ -174,6 +174,14 @@ def _triton(wish: AttentionWish, deterministic: bool = False) -> AttentionBacken
         )
     if wrong:
         raise Unsuitable(wrong)
+    if backend.tile_rule.cuts and kernel_check.wanted(wish.spec.device):
+        wrong = wish.fault(
+            f"{TRITON} shared tiles", deterministic,
+            lambda: kernel_check.shared_tiles_fault(backend, wish.spec, wish.block_size),
+        )  # fmt: skip
+        if wrong:
+            _log.warning("attention: keys of prompts are not shared by programs: %s", wrong)
+            backend.share_no_tiles(wrong)
     return backend
 
 

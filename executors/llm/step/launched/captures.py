@@ -59,7 +59,9 @@ class StepCaptures:
 
     def _padded_shapes(self, packed: PackedAttention) -> list[StepShape]:
         rows, pieces = self._max_batch_size, self.most_pieces
-        mixed = mixed_shapes(rows, self._max_tokens, packed.queries_per_tile, pieces, self._max_drafts)
+        mixed = mixed_shapes(
+            rows, self._max_tokens, packed.queries_per_tile, pieces, self.most_tile_pieces, self._max_drafts
+        )
         shapes = [*decode_shapes(rows, pieces), *mixed]
         shapes += adapted_shapes(shapes, self._graph_adapters)
         return [replace(shape, groups=self._groups) for shape in shapes]
@@ -68,6 +70,11 @@ class StepCaptures:
         """Return the most pieces of keys of a step of `rows` decodes."""
         packed = self._program.packed
         return 0 if packed is None else packed.most_pieces(rows, self._max_model_len)
+
+    def most_tile_pieces(self, tiles: int) -> int:
+        """Return the most pieces of keys of that many tiles of queries."""
+        packed = self._program.packed
+        return 0 if packed is None else packed.most_tile_pieces(tiles, self._max_model_len)
 
     def reserve(self, num_bytes: int) -> None:
         """Reserve memory for graphs. If that memory is unavailable, the start fails; if the device cannot capture, there are

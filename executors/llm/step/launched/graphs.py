@@ -92,7 +92,7 @@ def draft_rows(max_batch_size: int, max_drafts: int) -> int:
 class StepFacts:
     """Figures that decide which graph a step fits: its tokens and items, tiles of queries of its chunks, numbers of single
     tokens and of sampled items, pieces of the single tokens' keys, and whether a row has a LoRA adapter. `groups` of KV blocks
-    are the same in all steps."""
+    are the same in all steps; `tile_pieces` of the tiles' keys, 0 if no tile's keys are ever cut."""
 
     tokens: int
     items: int
@@ -102,6 +102,7 @@ class StepFacts:
     pieces: int = 0
     adapted: bool = False
     groups: int = 1
+    tile_pieces: int = 0
 
 
 class Phases(NamedTuple):
@@ -135,7 +136,7 @@ class StepGraph:
 
 
 Pieces = Callable[[int], int]
-"""Returns the largest number of pieces of the keys of a number of sequences."""
+"""Returns the largest number of pieces of the keys of a number of sequences, or of tiles."""
 
 
 def no_pieces(rows: int) -> int:
@@ -151,8 +152,9 @@ def decode_shapes(max_rows: int, pieces: Pieces = no_pieces) -> list[StepShape]:
 
 
 def mixed_shapes(
-    max_rows: int, max_tokens: int, queries_per_tile: int, pieces: Pieces = no_pieces, max_drafts: int = 0
-) -> list[StepShape]:
+    max_rows: int, max_tokens: int, queries_per_tile: int, pieces: Pieces = no_pieces, tile_pieces: Pieces = no_pieces,
+    max_drafts: int = 0,
+) -> list[StepShape]:  # fmt: skip
     """Return the shapes of steps with chunks. Each has some more tokens and one more item than it accepts, for padding. With up
     to `max_drafts` of a sequence each sequence may be a chunk and have several sampled rows."""
     shapes = []
@@ -163,7 +165,8 @@ def mixed_shapes(
             chunks = min(tokens // 2, max(_CHUNKS, min(max_rows, drafts)))
             tiles = -(-tokens // queries_per_tile) + chunks
             samples = min(tokens, max_rows + drafts)
-            shapes.append(StepShape(tokens + _PADDING, rows + 1, samples, tiles, rows, True, pieces(rows)))
+            shape = StepShape(tokens + _PADDING, rows + 1, samples, tiles, rows, True, pieces(rows))
+            shapes.append(replace(shape, tile_pieces=tile_pieces(tiles)))
     return shapes
 
 
@@ -200,7 +203,7 @@ def fits(shape: StepShape, facts: StepFacts) -> bool:
         return not facts.tiles and facts.items <= shape.items
     return (
         facts.tokens < shape.tokens and facts.items < shape.items and facts.tiles <= shape.tiles
-        and facts.decodes <= shape.decodes and facts.samples <= shape.samples
+        and facts.decodes <= shape.decodes and facts.samples <= shape.samples and facts.tile_pieces <= shape.tile_pieces
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class StepShape:
     """Sizes of a step's arrays, padding included. `listed`: decode items are listed, because there are chunks beside them;
     otherwise the items are one token each, in order, and every row is sampled. `pieces` of the decode items' keys: see
     `key_pieces.py`. `lora_tiles` of rows with LoRA adapters: see `lora_tiles.py`; 0: no row has one. `groups` of KV blocks, each
-    with cells of its own."""
+    with cells of its own. `tile_pieces` of the tiles' keys: see `tile_pieces.py`; 0: no tile's keys are cut."""
 
     tokens: int
     items: int
@@ -51,6 +51,7 @@ class StepShape:
     pieces: int = 0
     lora_tiles: int = 0
     groups: int = 1
+    tile_pieces: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def layout(shape: StepShape) -> dict[str, Section]:
         **{cells_of(group): shape.tokens for group in range(shape.groups)},
         "slots": shape.items, "lengths": shape.items, "q_starts": chunks, "q_lens": chunks, "pos_offsets": chunks,
         "tiles": 2 * shape.tiles, "decodes": 2 * shape.decodes if shape.listed else 0, "pieces": WORDS * shape.pieces,
+        "tile_pieces": WORDS * shape.tile_pieces,
         "rows": shape.samples if shape.listed else 0,
         "lora_rows": shape.lora_tiles * tile_rows(shape.tokens), "lora_owners": shape.lora_tiles,
     }  # fmt: skip
@@ -180,6 +182,11 @@ class DeviceStep:
     def pieces(self) -> torch.Tensor:
         """int32 [k, WORDS]."""
         return self._views["pieces"].view(-1, WORDS)
+
+    @property
+    def tile_pieces(self) -> torch.Tensor:
+        """int32 [k, WORDS]."""
+        return self._views["tile_pieces"].view(-1, WORDS)
 
 
 class Settled(Protocol):

@@ -56,7 +56,7 @@ class StepPacker:
         )
         step = self.arrays(batch, tables)
         chunks, decodes = np.flatnonzero(step.q_lens > 1), np.flatnonzero(step.q_lens == 1)
-        tiles, pieces = np.empty((0, 2), np.int32), _NO_PIECES
+        tiles, pieces, tile_pieces = np.empty((0, 2), np.int32), _NO_PIECES, _NO_PIECES
         if packed is None:
             decodes = decodes[:0]
         else:
@@ -64,6 +64,7 @@ class StepPacker:
             pieces = packed.pieces(step.pos_offsets[decodes] + 1)
             if len(chunks):
                 tiles = packed.tiles(step.q_lens, step.pos_offsets, chunks)
+                tile_pieces = packed.tile_pieces(tiles, step.q_lens, step.pos_offsets)
         places = None if self._states.adapters is None else self._states.adapters.places(batch.slots)
         if places is not None and (places < 0).all():
             places = None
@@ -71,9 +72,9 @@ class StepPacker:
         samples = int(np.count_nonzero(sampled)) if verified is None else len(verified.item)
         facts = StepFacts(
             len(step.token_ids), len(batch), len(tiles), len(decodes), samples, len(pieces), places is not None,
-            len(self._states.slots.block_tables),
+            len(self._states.slots.block_tables), len(tile_pieces),
         )  # fmt: skip
-        return DevicePlan(step, tiles, decodes, pieces, sampled, needed, facts, places, verified)
+        return DevicePlan(step, tiles, decodes, pieces, tile_pieces, sampled, needed, facts, places, verified)
 
     def pieces(self, lengths: np.ndarray, shape: StepShape) -> np.ndarray:
         """int32 [k, WORDS]: pieces of rows of these lengths, and of the additional rows of the shape."""
@@ -121,6 +122,8 @@ class StepPacker:
             host.put("q_lens", step.q_lens)
             host.put("pos_offsets", step.pos_offsets)
             host.put_pairs("tiles", plan.tiles, (shape.items - 1, 0))
+            if shape.tile_pieces:
+                host.put("tile_pieces", plan.tile_pieces.ravel(), -1)
             rows = np.stack((plan.decodes, step.q_starts[plan.decodes]), 1)
             host.put_pairs("decodes", rows, (shape.items - 1, shape.tokens - 1))
             items, ends, verified = plan.samplers, plan.ends, plan.verified

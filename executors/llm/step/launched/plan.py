@@ -8,6 +8,7 @@ import numpy as np
 
 from executors.kernels.lora_tiles import in_tiles, most_tiles, tile_rows
 from executors.llm.attention.key_pieces import with_idle
+from executors.llm.attention.tile_pieces import num_places
 from executors.llm.step.launched.graphs import StepFacts
 from executors.llm.step.launched.inputs import StepShape
 from executors.llm.step.sampled_rows import SampledRows
@@ -21,7 +22,8 @@ class DevicePlan:
     """A step prepared for packing.
 
     `tiles` int32 [m, 2]; `decodes` int64: items of one token, those with most keys first, so that none of them starts when
-    all others have ended; `pieces` int32 [k, WORDS] of their keys, whose rows are places in `decodes`; `sampled` bool [n];
+    all others have ended; `pieces` int32 [k, WORDS] of their keys, whose rows are places in `decodes`; `tile_pieces` int32
+    [k, WORDS] of the tiles' keys, whose rows are places in `tiles`, empty if no tile's keys are ever cut; `sampled` bool [n];
     `needed`: columns of the block tables; `places` int32 [n] of the items' LoRA adapters, -1 for none, or None if no item has
     one; `verified`: the sampled rows, if an item has drafts, so that it has several.
     """
@@ -30,6 +32,7 @@ class DevicePlan:
     tiles: np.ndarray
     decodes: np.ndarray
     pieces: np.ndarray
+    tile_pieces: np.ndarray
     sampled: np.ndarray
     needed: int
     facts: StepFacts
@@ -61,13 +64,13 @@ class DevicePlan:
 
     @property
     def shape(self) -> StepShape:
-        """The step's own shape, without padding."""
+        """The step's own shape, without padding. Where no tile's keys are cut, no pieces of tiles are sent."""
         facts = self.facts
         listed = bool(facts.tiles) or facts.decodes < facts.items or facts.samples < facts.items
         return StepShape(
             facts.tokens, facts.items, facts.samples, facts.tiles, facts.decodes, listed, facts.pieces,
             0 if self.places is None else most_tiles(facts.tokens, len(np.unique(self.places[self.places >= 0]))),
-            facts.groups,
+            facts.groups, len(self.tile_pieces) if num_places(self.tile_pieces) else 0,
         )  # fmt: skip
 
     def lora_tiles_of(self, shape: StepShape) -> tuple[np.ndarray, np.ndarray]:

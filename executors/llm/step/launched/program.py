@@ -68,9 +68,9 @@ class DeviceProgram:
         self.packed = attention if isinstance(attention, PackedAttention) else None
         """The attention if it reads packed inputs; None if it has inputs of its own, in which case there are no graphs."""
 
-    def reserve(self, words: int, samples: int, pieces: int) -> None:
-        """Reserve memory for steps of that many words of input, sampled rows and pieces of keys. Called before the first
-        capture."""
+    def reserve(self, words: int, samples: int, pieces: int, tile_pieces: int) -> None:
+        """Reserve memory for steps of that many words of input, sampled rows and pieces of keys, of decodes and of tiles. Called
+        before the first capture."""
         device = self.runner.device
         self.inputs = torch.zeros(words, dtype=torch.int32, device=device)
         self.result = torch.zeros(result_words(samples), dtype=torch.int32, device=device)
@@ -78,7 +78,7 @@ class DeviceProgram:
         self.masks = torch.zeros(samples, self.masks.shape[1], dtype=torch.int32, device=device)
         self._samples = samples
         if self.packed is not None:
-            self.packed.reserve(pieces, self.runner.cache.of_group(0))
+            self.packed.reserve(pieces, tile_pieces, self.runner.cache.of_group(0))
 
     def forward(self, step: DeviceStep, attend: Attend | None, blocks: int) -> None:
         """Compute the logits of the sampled rows of a step that is on the device. `attend`: attention that is not packed;
@@ -160,6 +160,7 @@ class DeviceProgram:
             step.pieces[: shape.decodes] = torch.from_numpy(idle_pieces(0, shape.decodes, 0))
         if shape.listed:
             step.pairs("tiles")[:, 0] = shape.items - 1
+            step.tile_pieces.fill_(-1)
             step.pairs("decodes").copy_(torch.tensor([shape.items - 1, shape.tokens - 1]))
         return words
 
@@ -189,6 +190,7 @@ class DeviceProgram:
             meta = StepMeta(
                 step[cells_of(group)], step["q_starts"], step["q_lens"], step["pos_offsets"], step["lengths"], tables,
                 step.pairs("tiles"), step.pairs("decodes") if shape.listed else None, shape.decodes, step.pieces,
+                step.tile_pieces,
             )  # fmt: skip
             parts[group] = self.packed.bind(meta, cache.of_group(group))
         return parts[0] if len(parts) == 1 else groups.joined(parts, cache.places)

@@ -85,7 +85,9 @@ class StepQueue:
         self._memory = memory
         words = max(num_words(shape) for shape in shapes) + 3 * _CHANGES
         samples = max(shape.samples for shape in shapes)
-        program.reserve(words, samples, max(shape.pieces for shape in shapes))
+        program.reserve(
+            words, samples, max(shape.pieces for shape in shapes), max(shape.tile_pieces for shape in shapes)
+        )
         self.ring = BufferRing(
             [StepBuffer(words, result_words(samples), device.pinned, device.event()) for _ in range(RING)]
         )

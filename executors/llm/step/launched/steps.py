@@ -115,7 +115,7 @@ class LaunchedSteps:
         shapes.append(
             StepShape(
                 max_tokens, rows, limits.max_samples, max_tokens, rows, True, self.captures.most_pieces(rows),
-                most_tiles(max_tokens, limits.max_adapters), len(self._tables),
+                most_tiles(max_tokens, limits.max_adapters), len(self._tables), self.captures.most_tile_pieces(max_tokens),
             )
         )  # fmt: skip
         self.queue = StepQueue(self.program, self.shaped, self.captures, device, memory, shapes)

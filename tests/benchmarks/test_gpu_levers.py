@@ -367,7 +367,8 @@ def test_the_part_as_it_runs_on_a_cpu() -> None:
     ways = {
         name.removeprefix("extend tiny, 3 behind 300, ") for name in rows if name.startswith("extend tiny")
     }
-    assert ways == {"today", "dense, torch's cuDNN", *(f"shared, {name}" for name in extend.TINY_LOOPS)}
+    shared = {f"shared, {name}" for name in extend.TINY_LOOPS}
+    assert ways == {"today", "masks", "dense, torch's cuDNN", *shared}
     assert all(row["pieces"] > 1 for name, row in rows.items() if ", shared, " in name)
     absent = {name for name, row in rows.items() if "not run" in row}
     assert absent == {

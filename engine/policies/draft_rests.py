@@ -26,11 +26,11 @@ _COMPARED = 4
 
 @dataclass(slots=True)
 class _Size:
-    """Of batches of about as many sequences. `idle` steps in a row without drafts; `drafting`: steps since one was ahead; the
+    """Of batches of about as many sequences. `idle` steps in a row without drafts; `without_rest`: steps since one was ahead; the
     rest lasts from step `begin` to `until`; `length` of the next rest."""
 
     idle: int = 0
-    drafting: int = 0
+    without_rest: int = 0
     begin: int = 0
     until: int = 0
     length: int = _FIRST
@@ -54,20 +54,20 @@ class DraftRests:
     def decided(self, num_seqs: int, drafts: bool) -> None:
         """A step of `num_seqs` sequences was made of known tokens; `drafts`: it verifies some. May begin a rest."""
         size = self._of(num_seqs)
-        size.drafting += 1
+        size.without_rest += 1
         size.idle = 0 if drafts else size.idle + 1
         if drafts:
             size.length = _FIRST
         if size.idle >= _IDLE:
             self._rest(size, size.length)
             size.length = min(2 * size.length, _LONGEST)
-        elif size.drafting >= _COMPARE_EVERY:
+        elif size.without_rest >= _COMPARE_EVERY:
             self._rest(size, _COMPARED)
 
     def _rest(self, size: _Size, steps: int) -> None:
         # When the step that is made now has landed: until then sequences without drafts would go ahead of the others.
         size.begin = self._step + 1
-        size.until, size.idle, size.drafting = size.begin + steps, 0, 0
+        size.until, size.idle, size.without_rest = size.begin + steps, 0, 0
 
     def step_landed(self) -> None:
         """A step of decodes has landed."""

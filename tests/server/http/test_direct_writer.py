@@ -124,9 +124,7 @@ async def test_nothing_is_written_where_something_is_in_the_way(obstacle: str) -
     assert not take_text("text"), "the stream is over"
     writer.flush(1.0)
     assert connection.sent[0] == b"first" and b"text" not in b"".join(connection.sent)
-    assert (b"one" in connection.sent) == (obstacle in {"paused", "busy"}), (
-        "there is a client to read it"
-    )
+    assert (b"one" in connection.sent) == (obstacle in {"paused", "busy"}), "there is a client to read it"
 
 
 async def test_a_written_chunk_puts_off_the_sign_of_life() -> None:

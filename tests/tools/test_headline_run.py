@@ -77,7 +77,7 @@ def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faked:
     monkeypatch.setattr(command, "client_facts", dict)
     monkeypatch.setattr(command, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(servers, "serving", made.serving)
-    monkeypatch.setattr(servers, "vllm", lambda: Side("vllm", [], "/health"))
+    monkeypatch.setattr(servers, "vllm", lambda dtype: Side("vllm", [], "/health"))
     monkeypatch.setattr(models, "ensure", lambda shape: tmp_path / shape)
     monkeypatch.setattr(limits, "measured", lambda: {"read_gb_per_s": 50.0, "bf16_gflop_per_s": 1000.0})
     monkeypatch.setattr(limits, "reading", lambda: 50.0)

@@ -43,7 +43,7 @@ class Clock:
 class Step:
     """Done after `seconds`."""
 
-    held = False
+    is_held = False
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.clock, self.end = clock, clock.now + seconds
@@ -110,14 +110,14 @@ class Held(Step):
         self.masks, self.queued_at = clock.now + masks, 0.0
 
     @property
-    def held(self) -> bool:  # type: ignore[override]
+    def is_held(self) -> bool:  # type: ignore[override]
         return not self.queued_at
 
     def ready(self) -> bool:
-        if self.held and self.clock.now >= self.masks:
+        if self.is_held and self.clock.now >= self.masks:
             self.queued_at = self.clock.now
             self.end = max(self.queued_at, self.end) + 1e-4
-        return not self.held and super().ready()
+        return not self.is_held and super().ready()
 
 
 @pytest.mark.parametrize(("usual", "masks"), [(40.0, 0.7), (40.0, 30.0), (3.0, 0.7)])
@@ -145,7 +145,7 @@ def test_a_sampler_is_queued_soon_after_its_masks_are_made(
 class Driven:
     """A step that is done when the test says so."""
 
-    held = False
+    is_held = False
 
     def __init__(self) -> None:
         self.done, self.taken = False, 0

@@ -360,6 +360,7 @@ def test_no_section_is_begun_at_the_end_of_the_parts_time(monkeypatch: pytest.Mo
 
 
 @pytest.mark.long(extended=True)
+@pytest.mark.filterwarnings("ignore:overflow encountered in")  # random scales; only times are looked at
 def test_the_part_as_it_runs_on_a_cpu() -> None:
     found: dict[str, Any] = {}
     levers.run(Options("cpu", tiny=True), found.update)

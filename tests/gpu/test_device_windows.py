@@ -18,7 +18,11 @@ from tests.executors.llm.windows import Found, Walk, one_group
 from tests.gpu.device_fakes import FakeDeviceExecutor
 from tests.gpu.test_executor import GEMMA4, SMALL
 
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp"),
+]
 
 WINDOWED = {
     **SMALL, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1,

@@ -39,7 +39,10 @@ from tests.gpu.second_life import NUMBER, CheckedTorch, NumberedDevice, Numbered
 from tests.gpu.test_kernel_check import MODEL, decoder
 from tests.gpu.workloads import PLAIN, SMALL
 
-pytestmark = pytest.mark.long
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+]  # each check of both kernels of prompts is interpreted
 TRIAL, KERNELS, GRAPH, CHECK = "largest steps", "kernels", "graph", "check"
 
 

@@ -226,8 +226,6 @@ def check_model(spec: KvSpec, capability: tuple[int, int]) -> None:
         raise Unsuitable(f"it cannot read KV in {str(spec.stored_dtype).removeprefix('torch.')}")
     if capability < (8, 0):
         raise Unsuitable("a GPU of compute capability 8.0 or later is needed")
-    if spec.kv_dtype is not None:
-        raise Unsuitable("it reads keys and values in the model's dtype only, not in fp8")
     if spec.dtype not in DTYPES:
         raise Unsuitable(f"it has no kernels for {str(spec.dtype).removeprefix('torch.')}")
     if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM:

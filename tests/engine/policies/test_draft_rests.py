@@ -135,3 +135,14 @@ def test_steps_that_do_not_overlap_know_no_rests() -> None:
         assert lengths.could_pay(1)
         lengths.verified(1, [(seq, [])])
         lengths.observe(1, 0, STEP_S, 1.0)
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_prompt_that_the_drafter_still_reads_begins_no_rest(is_settled: bool) -> None:
+    lengths = DraftLengths(4, False)
+    lengths.expect(Pace(1e-5, ((1, 1e-3), (8, 1.1e-3))), overlaps=True)
+    seq = Sequence(1, request([1, 2, 3], 50), Mailbox(), 0)
+    for _ in range(8):
+        lengths.verified(1, [(seq, [])], is_settled)
+        lengths.step_landed()
+    assert lengths.could_pay(1) is not is_settled

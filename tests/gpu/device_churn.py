@@ -87,6 +87,9 @@ async def device(path: Path, captures: bool) -> FakeDeviceExecutor:
     executor.config = replace(chosen, memory=replace(chosen.memory, kv_cache_memory_bytes=size))
     executor.device = FakeDevice(captures=captures)
     await executor.warmup()
+    executor._idle.stop()  # steps are computed on another thread
+    while captures and executor.unified.capture_next():
+        pass
     return executor
 
 

@@ -6,6 +6,7 @@ look elsewhere than its capture did, work of another shape, a value asked for in
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from executors.contract import UnifiedBatch, UnifiedOutput
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
 from executors.llm.attention.plain_torch import TorchAttention
@@ -391,6 +393,12 @@ class FakeDeviceExecutor(LlmExecutor):
         found = self.unified.launched
         assert isinstance(found, LaunchedSteps)
         return found
+
+    async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
+        """As the executor's. A capture on another thread would write its padding over the inputs of a step."""
+        timer = self._idle._timer
+        assert timer is None or timer._loop is asyncio.get_running_loop(), "captures beside steps"  # type: ignore[attr-defined]
+        return await super().unified_decode(batch)
 
     async def warmup(self) -> None:
         self.device = self.device or FakeDevice()

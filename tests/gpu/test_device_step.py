@@ -61,6 +61,13 @@ async def faked(path: Path, device: FakeDevice, packed: bool = True) -> FakeDevi
     return executor
 
 
+async def without_idle_work(path: Path) -> FakeDeviceExecutor:
+    """One that captures nothing on this thread, for steps that are computed on another one."""
+    executor = await faked(path, FakeDevice())
+    executor._idle.stop()
+    return executor
+
+
 @pytest.mark.long(every=4)
 @pytest.mark.parametrize(
     "settings",
@@ -184,7 +191,7 @@ async def test_nan_fails_its_item_alone(path: Path) -> None:
 async def test_a_failed_step_with_one_behind_it(
     path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    inner = await faked(path, FakeDevice())
+    inner = await without_idle_work(path)
     executor = InlineExecutor(inner.config, inner)
     await executor.warmup()
     await executor.begin_epoch(1)
@@ -216,7 +223,7 @@ async def test_a_failed_step_with_one_behind_it(
 
 
 async def test_a_refused_step_stops_nobody(path: Path) -> None:
-    inner = await faked(path, FakeDevice())
+    inner = await without_idle_work(path)
     executor = InlineExecutor(inner.config, inner)
     await executor.warmup()
     await executor.begin_epoch(1)
@@ -255,7 +262,7 @@ async def test_a_child_process_begins_a_step_while_another_is_out(path: Path) ->
 async def test_an_engine_with_several_steps_out_gives_what_it_gives_with_one(path: Path, most: int) -> None:
     prompts = [[i] * (1 + 5 * i) for i in range(9)]
     found = []
-    for inner, out in ((await faked(path, FakeDevice()), most), (await plain(path), 1)):
+    for inner, out in ((await without_idle_work(path), most), (await plain(path), 1)):
         executor = InlineExecutor(inner.config, inner)
         async with harness.engine(executor, max_in_flight=out, max_num_batched_tokens=24) as core:  # type: ignore[arg-type]
             asked = [

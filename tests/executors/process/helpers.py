@@ -1,6 +1,7 @@
 """Configurations, steps and short limits for the tests of this folder."""
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -107,8 +108,11 @@ def pass_over_children() -> None:
 
 def living_children() -> set[int]:
     """Ids of this process's children, zombies included, but for those of other tests."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()} - _OF_OTHERS
+    pids = set[int]()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since
+            pids.update(map(int, (task / "children").read_text().split()))
+    return pids - _OF_OTHERS
 
 
 def open_files() -> set[str]:

@@ -22,7 +22,7 @@ from tests.e2e.conftest import ECHO
 from tests.e2e.server_process import ServerProcess
 from tests.ray.conftest import READY_WITHIN, RayServer, alive, kill
 
-pytestmark = [pytest.mark.external, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(700)]
 
 ROOT = Path(__file__).parents[2]
 KEY, ADMIN = "a-key-of-a-client", "a-key-of-the-admin"

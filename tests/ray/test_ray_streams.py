@@ -14,7 +14,7 @@ from tests.chaos.client import Stream, answers, check, open_client
 from tests.e2e.server_process import ServerProcess
 from tests.ray.conftest import LOOPBACK, RayServer, kill, listeners, until_gone
 
-pytestmark = [pytest.mark.external, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(700)]
 
 
 async def test_streams_are_those_of_one_server(ray_server: RayServer, single: ServerProcess) -> None:

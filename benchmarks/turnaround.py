@@ -126,7 +126,9 @@ async def record(rows: int, settings: SamplingParams, readers: int, out: int) ->
             memory=ExecutorMemoryConfig(kv_cache_memory_bytes=1 << 29),
         )  # fmt: skip
         # As on a device, though this one calls itself a CPU.
-        config = EngineConfig(max_num_seqs=rows, max_num_batched_tokens=64 * rows, max_in_flight=out)
+        config = EngineConfig(
+            max_num_seqs=rows, max_num_batched_tokens=64 * rows, max_in_flight=out, max_queue_wait=3600.0
+        )  # all come at once, and a fake's pace tells nothing
         core = EngineCore(connect(limits), config)
         await core.start()
         freeze_after_load()

@@ -62,11 +62,39 @@ async def test_models_are_listed_with_their_status() -> None:
 # -- before the model is there -----------------------------------------------------------------------------------------
 
 
+class Signs:
+    """Signs of life that were sent."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._changed = asyncio.Condition()
+
+    async def sent(self) -> None:
+        """Count one."""
+        async with self._changed:
+            self.count += 1
+            self._changed.notify_all()
+
+    async def reach(self, count: int) -> None:
+        """Wait until so many were sent."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.count >= count)
+
+
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signs of life come quickly."""
+def signs(monkeypatch: pytest.MonkeyPatch) -> Signs:
+    """They come quickly."""
     monkeypatch.setattr(waiting, "KEEP_ALIVE", 0.02)
     monkeypatch.setattr(waiting, "INTERVAL", 0.02)
+    signs, send = Signs(), waiting._WaitingStream._send
+
+    async def counted(self: Any, to: Any, body: bytes, more: bool = True) -> None:
+        await send(self, to, body, more)
+        if more:
+            await signs.sent()
+
+    monkeypatch.setattr(waiting._WaitingStream, "_send", counted)
+    return signs
 
 
 async def stream(client: httpx.AsyncClient, path: str, **headers: str) -> tuple[int, list[str]]:
@@ -76,9 +104,8 @@ async def stream(client: httpx.AsyncClient, path: str, **headers: str) -> tuple[
         return response.status_code, [line async for line in response.aiter_lines() if line]
 
 
-@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("path", CALLS)
-async def test_a_stream_is_kept_alive_until_its_model_is_there(path: str) -> None:
+async def test_a_stream_is_kept_alive_until_its_model_is_there(path: str, signs: Signs) -> None:
     house = SeveralHouse(["chat"])
     async with house.client() as client:
         at_once = [line for line in (await stream(client, path))[1] if not line.startswith(":")]
@@ -86,7 +113,7 @@ async def test_a_stream_is_kept_alive_until_its_model_is_there(path: str) -> Non
         await asyncio.sleep(0.02)
         house.gates["chat"].clear()
         call = asyncio.create_task(stream(client, path))
-        await asyncio.sleep(0.1)
+        await signs.reach(2)
         house.gates["chat"].set()
         status, lines = await call
     assert status == 200
@@ -102,15 +129,14 @@ async def test_a_stream_is_kept_alive_until_its_model_is_there(path: str) -> Non
         assert len(lines) - len(comments) == len(at_once)
 
 
-@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("path", CALLS)
-async def test_a_load_that_fails_ends_a_stream_that_has_begun(path: str) -> None:
+async def test_a_load_that_fails_ends_a_stream_that_has_begun(path: str, signs: Signs) -> None:
     house = SeveralHouse(["chat"])
     house.faults["chat"] = RuntimeError("the disk is gone")
     house.gates["chat"].clear()
     async with house.client() as client:
         call = asyncio.create_task(stream(client, path))
-        await asyncio.sleep(0.1)
+        await signs.reach(2)
         house.gates["chat"].set()
         status, lines = await call
         assert status == 200 and "the disk is gone" in "".join(lines[-3:])
@@ -132,25 +158,23 @@ async def test_an_error_before_the_first_sign_of_life_has_its_own_status(path: s
         assert missing.status_code == 404 and "Did you mean 'chat'?" in missing.text
 
 
-@pytest.mark.usefixtures("soon")
-async def test_the_console_hears_how_far_the_load_is() -> None:
+async def test_the_console_hears_how_far_the_load_is(signs: Signs) -> None:
     house = SeveralHouse(["chat"])
     house.gates["chat"].clear()
     async with house.client() as client:
         call = asyncio.create_task(stream(client, "/v1/chat/completions", **{"X-Cohort-Progress": "1"}))
-        await asyncio.sleep(0.1)
+        await signs.reach(2)
         house.gates["chat"].set()
         _, lines = await call
     assert json.loads(lines[0].removeprefix(": progress "))["state"] == "loading"
 
 
-@pytest.mark.usefixtures("soon")
-async def test_a_call_that_leaves_while_it_waits_holds_nothing() -> None:
+async def test_a_call_that_leaves_while_it_waits_holds_nothing(signs: Signs) -> None:
     house = SeveralHouse(["chat"])
     house.gates["chat"].clear()
     async with house.client() as client:
         call = asyncio.create_task(stream(client, "/v1/chat/completions"))
-        await asyncio.sleep(0.1)
+        await signs.reach(2)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         await asyncio.sleep(0.02)

@@ -64,12 +64,12 @@ def clear(directory: _Dir) -> None:
             cache.delete(file.path)
         else:
             num_others += 1
-    cache.close()
-    for folder in directory.glob("server-*"):
+    for folder in cache.held:  # those of running servers stay, although they may be empty
         if not any(folder.glob("*.kv")):
             with contextlib.suppress(OSError):
                 (folder / "lock").unlink()
                 folder.rmdir()
+    cache.close()
     others = f"; {num_others} are held by running servers" if num_others else ""
     typer.echo(f"{len(files) - num_others} files deleted{others}")
 

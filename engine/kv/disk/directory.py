@@ -68,17 +68,32 @@ class CacheDirectory:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def open(self) -> list[StoredFile]:
-        """Take the locks that are free, make a sub-directory if there is none, and return the files. Raises OSError."""
+        """Take the locks that are free, make a sub-directory if there is none, delete what killed servers were writing, and
+        return the files. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True)
         for sub in sorted(self.path.glob(_PREFIX + "*")):
-            self._claim(sub)
+            if self._claim(sub):
+                for path in sub.glob(".*.tmp"):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
         if not self._locks:
-            sub = self.path / f"{_PREFIX}{secrets.token_hex(4)}"
-            sub.mkdir(mode=0o700)
-            if not self._claim(sub):
-                raise OSError(errno.EACCES, f"{sub} cannot be locked")
+            self._add_folder()
         self._target = next(iter(self._locks))
         return self.scan()
+
+    def _add_folder(self) -> str:
+        """Make and lock a sub-directory. Raises OSError."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        sub = self.path / f"{_PREFIX}{secrets.token_hex(4)}"
+        sub.mkdir(mode=0o700)
+        if not self._claim(sub):
+            raise OSError(errno.EACCES, f"{sub} cannot be locked")
+        return str(sub)
+
+    @property
+    def held(self) -> list[Path]:
+        """Sub-directories whose locks are held."""
+        return list(map(Path, self._locks))
 
     def _claim(self, sub: Path) -> bool:
         """Lock a sub-directory; False if another server holds it, or it is read-only for us."""
@@ -102,22 +117,21 @@ class CacheDirectory:
 
     def scan(self) -> list[StoredFile]:
         """Read the headers of files that are not known yet, forget those that are gone, and return all. Own files that cannot be
-        used, and what a killed server was writing, are deleted."""
+        used are deleted. Another thread may write meanwhile."""
         present: set[str] = set()
+        with self._lock:
+            known = set(self.files)
         for sub in sorted(self.path.glob(_PREFIX + "*")):
             own = str(sub) in self._locks
             with contextlib.suppress(OSError):
                 for path in sorted(sub.iterdir()):
-                    if path.suffix == ".tmp" and own:
-                        with contextlib.suppress(OSError):
-                            path.unlink()
-                    elif path.suffix == _SUFFIX:
+                    if path.suffix == _SUFFIX:
                         present.add(str(path))
                         if str(path) not in self.files and str(path) not in self._bad:
                             self._admit(path, own)
         with self._lock:
-            for gone in self.files.keys() - present:
-                del self.files[gone]
+            for gone in known - present:
+                self.files.pop(gone, None)
             return list(self.files.values())
 
     def _admit(self, path: Path, own: bool) -> None:
@@ -180,6 +194,8 @@ class CacheDirectory:
         `used`: time of its use, seconds since 1970. Returns it and the paths of the files that left to make room: files used
         earlier. If these are too few nothing is changed, and None is returned. Raises OSError; nothing is left behind then."""
         assert self._target is not None, "the directory is open"
+        if not Path(self._target).exists():  # deleted under the server
+            self._target = self._add_folder()
         header = encode_header(chain)
         total = len(header) + chain.data_bytes
         leaving = self._room_for(total, used)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,6 +100,44 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space"):
         directory.write(chain(list(range(8))), data_of(chain(list(range(8)))), time.time())
     assert [path.name for path in next(tmp_path.glob("server-*")).iterdir()] == ["lock"]
+
+
+def test_a_look_for_files_leaves_those_that_are_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server looks for files of others while it writes."""
+    directory, sync = opened(tmp_path), os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: (directory.scan(), sync(descriptor)))
+    path = stored(directory, chain(list(range(8))))
+    assert Path(path).exists() and list(directory.files) == [path]
+
+
+def test_a_file_that_is_complete_while_others_are_looked_for_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, listed = opened(tmp_path), Path.iterdir
+    paths: list[str] = []
+
+    def list_and_write(folder: Path) -> list[Path]:
+        found = list(listed(folder))
+        paths.append(stored(directory, chain(list(range(8)))))
+        return found
+
+    monkeypatch.setattr(Path, "iterdir", list_and_write)
+    directory.scan()
+    assert list(directory.files) == paths
+
+
+def test_a_directory_that_is_deleted_is_made_anew(tmp_path: Path) -> None:
+    first = opened(tmp_path / "cache")
+    stored(first, chain(list(range(8))))
+    shutil.rmtree(tmp_path / "cache")
+    path = stored(first, chain(list(range(8))))
+    assert Path(path).exists()
+    second = opened(tmp_path / "cache")
+    assert [file.own for file in second.files.values()] == [False], "the new folder is locked, too"
+    first.scan()
+    assert list(first.files) == [path]
 
 
 _WRITER = """

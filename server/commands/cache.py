@@ -64,7 +64,7 @@ def clear(directory: _Dir) -> None:
             cache.delete(file.path)
         else:
             num_others += 1
-    for folder in cache.held:  # those of running servers stay, although they may be empty
+    for folder in cache.own_folders:  # those of running servers stay, although they may be empty
         if not any(folder.glob("*.kv")):
             with contextlib.suppress(OSError):
                 (folder / "lock").unlink()

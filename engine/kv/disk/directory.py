@@ -91,7 +91,7 @@ class CacheDirectory:
         return str(sub)
 
     @property
-    def held(self) -> list[Path]:
+    def own_folders(self) -> list[Path]:
         """Sub-directories whose locks are held."""
         return list(map(Path, self._locks))
 

@@ -19,8 +19,8 @@ def test_clear_leaves_the_folder_of_a_server_that_has_written_nothing_yet(
     ended.close()
     clear(tmp_path)
     assert capsys.readouterr().out == "1 files deleted\n"
-    assert sorted(tmp_path.iterdir()) == running.held
-    assert Path(stored(running, chain(list(range(8))))).parent == running.held[0]
+    assert sorted(tmp_path.iterdir()) == running.own_folders
+    assert Path(stored(running, chain(list(range(8))))).parent == running.own_folders[0]
     clear(tmp_path)
     assert capsys.readouterr().out == "0 files deleted; 1 are held by running servers\n"
     running.close()

@@ -17,7 +17,7 @@ from executors.kernels.triton.decode_attention import tuned
 from executors.kernels.triton.extend_attention import rows_per_tile
 from executors.kernels.triton.few_rows import FewRowsWorkspace, cut
 from executors.kernels.triton.lora import splits_of
-from executors.kernels.triton.tuning import E4M3, FLOAT32, HALF, HEADS, Choice, choose, rows, trying
+from executors.kernels.triton.tuning import E4M3, FLOAT32, HALF, HEADS, INT8, Choice, choose, rows, trying
 from executors.llm.attention.triton_attention import piece_rule
 from executors.llm.kernel_support.kernel_check import MOST_SPLITS, border_lengths
 from executors.llm.model.caches import KvSpec
@@ -75,7 +75,7 @@ def test_every_architecture_has_every_row(architecture: int) -> None:
     assert found.keys() == rows(tuning.TUNED_ON).keys()
     for head in HEADS:
         # Queries of one dtype have one size of tiles, whatever their keys are stored in.
-        assert len({found["extend_attention", kind, head].rows for kind in (HALF, E4M3)}) == 1
+        assert len({found["extend_attention", kind, head].rows for kind in (HALF, E4M3, INT8)}) == 1
     for kind in (HALF, FLOAT32):
         assert found["few_rows", HALF, ""].depth % found["few_rows", kind, ""].depth == 0, (
             "whole steps in a part"
@@ -89,10 +89,12 @@ def test_every_architecture_has_every_row(architecture: int) -> None:
     less = tuning.SHARED_KIB.get(architecture, 0) < 148
     wide = {(f"{kernel}_attention", FLOAT32, head) for kernel in ("decode", "extend") for head in (256, 512)}
     stored = {("stored_tile", HALF, size) for size in (16, 32, 64)}
-    if less:
-        assert changed == wide | {("stored_tile", HALF, 64)}
-    else:  # Blackwell's own matrix instructions take no codes from registers
-        assert changed == (stored if architecture in (100, 103) else set())
+    wanted = wide | {("stored_tile", HALF, 64)} if less else set()
+    if architecture in (100, 103):  # Blackwell's own matrix instructions take no codes from registers
+        wanted |= stored | tuning._BLACKWELL.keys()
+    if architecture in (80, 86, 87, 89, 120, 121):
+        wanted |= tuning._OWN_REGISTERS.keys()
+    assert changed == wanted
 
 
 def test_the_check_at_the_start_knows_the_largest_tile() -> None:

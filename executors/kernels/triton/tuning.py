@@ -191,12 +191,52 @@ _FITTING: dict[int, dict[Key, Choice]] = {
 # Blackwell's own matrix instructions take no operand from registers: codes would go through the tensor memory, at three times the
 # instructions, and of 128 outputs Triton 3.6 compiles nothing. Products of 32 outputs take the instructions of older devices.
 _BLACKWELL: dict[Key, Choice] = {
-    ("stored_tile", HALF, rows): replace(
-        _ROWS["stored_tile", HALF, rows], warps=warps, outputs=32, programs=4
-    )
-    for rows, warps in ((16, 2), (32, 2), (64, 4))
+    **{
+        ("stored_tile", HALF, rows): replace(
+            _ROWS["stored_tile", HALF, rows], warps=warps, outputs=32, programs=4
+        )
+        for rows, warps in ((16, 2), (32, 2), (64, 4))
+    },
+    # Their sums are in the tensor memory, and a thread that widens keys of 8 bits, or multiplies float32, has too few registers.
+    **{("shared_extend", INT8, head): replace(_SHARED, depth=32) for head in (64, 128)},
+    **{("extend_attention", kind, 64): replace(_EXTEND, depth=32) for kind in (E4M3, INT8)},
+    **{
+        ("extend_attention", kind, 512): Choice(warps=8, stages=2, rows=32, depth=16)
+        for kind in (HALF, E4M3, INT8)
+    },
+    ("decode_attention", E4M3, 256): replace(_DECODE, depth=32),
+    ("decode_attention", FLOAT32, 256): replace(_WIDE_DECODE, depth=16),
+    ("extend_attention", FLOAT32, 128): replace(_WIDE_EXTEND, warps=8, depth=16, rows=64),
+    ("extend_attention", FLOAT32, 256): replace(_WIDE_EXTEND, warps=8, depth=16, rows=32),
+    ("extend_attention", FLOAT32, 512): replace(_WIDE_EXTEND, warps=8, depth=16, rows=16),
 }
-_ARCHITECTURES: dict[int, dict[Key, Choice]] = {100: _BLACKWELL, 103: _BLACKWELL}
+
+# Where a warp multiplies by itself (mma.sync), what it adds up and what it multiplies share its registers. With these no thread
+# spills any, by `python -m tests.gpu.compiled --of-each-size --architecture 80`.
+_OWN_REGISTERS: dict[Key, Choice] = {
+    ("shared_extend", HALF, 128): replace(_SHARED, depth=32),
+    ("shared_extend", INT8, 128): replace(_SHARED, depth=16),
+    ("shared_extend", INT8, 256): replace(_SHARED, stages=3, depth=16),
+    ("shared_extend", INT8, 64): replace(_SHARED, depth=32),
+    ("extend_attention", INT8, 64): replace(_EXTEND, depth=32),
+    ("extend_attention", INT8, 128): replace(_EXTEND, depth=16),
+    ("extend_attention", HALF, 256): Choice(warps=8, stages=2, rows=64, depth=32),
+    ("extend_attention", INT8, 256): Choice(warps=8, stages=2, rows=64, depth=16),
+    **{
+        ("extend_attention", kind, 512): Choice(warps=8, stages=2, rows=32, depth=16)
+        for kind in (HALF, E4M3, INT8)
+    },
+    ("extend_attention", FLOAT32, 128): replace(_WIDE_EXTEND, warps=8, depth=16, rows=64),
+    ("decode_attention", INT8, 64): replace(_DECODE, depth=32),
+    ("experts", HALF, "many"): replace(
+        _ROWS["experts", HALF, "many"], depth=32
+    ),  # those of gpt-oss spill 440 bytes with 64
+}
+_ARCHITECTURES: dict[int, dict[Key, Choice]] = {
+    100: _BLACKWELL,
+    103: _BLACKWELL,
+    **dict.fromkeys((80, 86, 87, 89, 120, 121), _OWN_REGISTERS),
+}
 """Rows of other architectures: measured ones, as `make gpu-tune` prints them, and reckoned ones."""
 
 _trial: dict[Key, Choice] = {}

@@ -68,7 +68,7 @@ from executors.llm.assembly.parts import Assembly, fitting
 from executors.llm.checkpoint.draft import load_draft, load_mtp
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.device.base import Device
-from executors.llm.device.table import device_of, find_device
+from executors.llm.device.table import device_of, find_device, shares_weights
 from executors.llm.faults import step_fault
 from executors.llm.finite import explained
 from executors.llm.kernel_support.passed_checks import PassedChecks, conditions
@@ -165,7 +165,7 @@ class LlmExecutor(BatchModelExecutor):
     ) -> Callable[[ExecutorConfig], LlmExecutor] | None:
         """Load `config.model` and what drafts beside it, and return what makes executors over these weights, for processes that
         are forked; None on a device whose weights they do not share. Raises as `warmup`."""
-        if not find_device(config.device).shares_weights:
+        if not shares_weights(config.device):
             code_digest(COMPUTING)  # for `PassedChecks` of each life
             return None
         with compiler.reporting(progress):

@@ -138,6 +138,12 @@ class Device:
         return 1
 
     @classmethod
+    def is_likely(cls) -> bool:
+        """Return whether this machine may have a device of the kind. Asks no driver of which forked processes must know nothing:
+        where `count` does, a kind has a way of its own."""
+        return cls.count() > 0
+
+    @classmethod
     def find(cls, number: int | None) -> Self:
         """Return the device of that number, or the one that torch takes by itself. Raises ConfigError, and Unavailable for one
         that may appear later."""

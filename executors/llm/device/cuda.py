@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,11 @@ from executors.devices import DEVICES, GPU
 from executors.llm.device.base import Device, Event, Graph
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_DEVICES_FOLDER = Path("/dev")
+_DEVICE_FILES = ("nvidia[0-9]*", "dxg", "nvhost-gpu", "nvgpu")
+"""Files of /dev by which GPUs are reached: of the driver, of WSL, of Jetson boards."""
+_HIDDEN = ("", "-1", "NoDevFiles")
+"""Values of CUDA_VISIBLE_DEVICES that hide all GPUs."""
 _FP8_CAPABILITY = (8, 9)
 """Compute capability of the first GPUs whose tensor cores multiply e4m3."""
 
@@ -43,6 +49,13 @@ class CudaDevice(Device):
     def count(cls) -> int:
         """See `Device`."""
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+    @classmethod
+    def is_likely(cls) -> bool:
+        """See `Device`. `torch.cuda.is_available` asks the driver."""
+        if not torch.backends.cuda.is_built() or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in _HIDDEN:
+            return False
+        return any(True for pattern in _DEVICE_FILES for _ in _DEVICES_FOLDER.glob(pattern))
 
     @classmethod
     def find(cls, number: int | None) -> Self:

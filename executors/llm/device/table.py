@@ -30,6 +30,17 @@ def find_device(name: str) -> Device:
     raise unsupported(name)
 
 
+def shares_weights(name: str) -> bool:
+    """Return whether processes that are forked after a load share its weights on the device that the setting names. No driver is
+    asked, so that they can use a device that shares none; for "auto" that is one that may be there. Raises ConfigError."""
+    if name == "auto":
+        return next(kind for one in reversed(DEVICES) if (kind := class_of(one)).is_likely()).shares_weights
+    kind, _, _ = name.partition(":")
+    if kind not in DEVICES:
+        raise unsupported(name)
+    return class_of(kind).shares_weights
+
+
 @functools.cache
 def device_of(place: torch.device) -> Device:
     """Return the device on which torch keeps such tensors. Tensors without memory ("meta") count as the CPU's."""

@@ -48,7 +48,8 @@ from executors.contract.batch import ItemOutput, SequenceStart
 from executors.contract.checks import check_arrays, check_limits, check_pooling, check_segments
 from executors.contract.stats import StepStats
 from executors.kernels import compiler
-from executors.llm.encoder.loading import LoadedEncoder, device_for, load_encoder
+from executors.llm.device.table import shares_weights
+from executors.llm.encoder.loading import LoadedEncoder, device_setting, load_encoder
 from executors.llm.encoder.model import Encoder
 from executors.llm.faults import step_fault
 from executors.llm.memory.status import memory_usage
@@ -81,7 +82,7 @@ class EncoderExecutor(BatchModelExecutor):
     ) -> Callable[[ExecutorConfig], EncoderExecutor] | None:
         """Load `config.model`, and return what makes executors over its weights, for processes that are forked; None on a device
         whose weights they do not share."""
-        if not device_for(config).shares_weights:
+        if not shares_weights(device_setting(config)):
             return None
         with compiler.reporting(progress):
             loaded = load_encoder(config, progress)

@@ -140,11 +140,16 @@ def _kernels(config: ExecutorConfig, device: Device) -> tuple[CpuKernels | None,
 
 
 def device_for(config: ExecutorConfig) -> Device:
-    """Return the device that an encoder is computed on. What only Cohort's CPU kernels compute stays on the CPU unless another
-    device is asked for, which is refused then. Raises as `find_device`."""
+    """Return the device that an encoder is computed on. Raises as `find_device`."""
+    return find_device(device_setting(config))
+
+
+def device_setting(config: ExecutorConfig) -> str:
+    """Return the setting of an encoder's device. What only Cohort's CPU kernels compute stays on the CPU unless another device is
+    asked for, which is refused then."""
     if config.device == "auto" and config.optimization.quantization is not None:
-        return find_device("cpu")
-    return find_device(config.device)
+        return "cpu"
+    return config.device
 
 
 def _info(config: ExecutorConfig, model: Encoder) -> ModelInfo:

@@ -48,8 +48,8 @@ class LaunchedCpu(CpuDevice):
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     device = LaunchedCpu(torch.device("cpu"))
-    for module in (loading, encoder_executor):
-        monkeypatch.setattr(module, "device_for", lambda config: device)
+    monkeypatch.setattr(loading, "device_for", lambda config: device)
+    monkeypatch.setattr(encoder_executor, "shares_weights", lambda name: device.shares_weights)
 
 
 def written(folder: Path, family: str) -> Any:

@@ -46,6 +46,8 @@ class ExecutorMemoryConfig:
     kv_on_demand: bool | None = None
     """Whether host memory for KV is allocated when a block is first used, and can be released; False: allocated at the start.
     None: on demand if neither `kv_cache_memory_bytes` nor a cgroup limits it. Device memory is always allocated at the start."""
+    standby_context: bool = False
+    """Whether another process that stands by has the device open, too: its context is kept free of KV."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,6 +348,14 @@ class ModelExecutorFactory(ABC):
         """
         return None
 
+    def stand_by(self, config: ExecutorConfig, opens_device: bool) -> str:
+        """Do in this process what precedes every load of such an executor and depends on no limit: imports and, with
+        `opens_device`, what a process needs at its device before it has loaded anything. May be called again.
+
+        Returns the name of the device that is open, "" if none was to be opened. Raises what `warmup` raises for a device.
+        """
+        return ""
+
     @abstractmethod
     def supported_types(self) -> tuple[ExecutorType, ...]:
         """The types this factory can make."""

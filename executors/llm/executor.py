@@ -68,7 +68,7 @@ from executors.llm.assembly.parts import Assembly, fitting
 from executors.llm.checkpoint.draft import load_draft, load_mtp
 from executors.llm.checkpoint.loader import load_model
 from executors.llm.device.base import Device
-from executors.llm.device.table import device_of, find_device, shares_weights
+from executors.llm.device.table import device_of, find_device, open_device, shares_weights
 from executors.llm.faults import step_fault
 from executors.llm.finite import explained
 from executors.llm.kernel_support.passed_checks import PassedChecks, conditions
@@ -185,6 +185,13 @@ class LlmExecutor(BatchModelExecutor):
             return executor
 
         return make
+
+    @classmethod
+    def stand_by(cls, config: ExecutorConfig, opens_device: bool) -> str:
+        """Open the device of `config` and its rank, if asked to. Returns its name, "" where there is none to open."""
+        if not opens_device:
+            return ""
+        return open_device(cls.from_config(config)._group.own_share(config).device)
 
     # -- facts -----------------------------------------------------------------------------------------------------------
 

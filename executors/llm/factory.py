@@ -64,6 +64,13 @@ class LlmFactory(ModelExecutorFactory):
             return self.encoder_class().over_shared_weights(config, progress)
         return self._class_for(config).over_shared_weights(config, progress)
 
+    def stand_by(self, config: ExecutorConfig, opens_device: bool) -> str:
+        """See the contract. This call imports torch. A device is opened only if it has a memory of its own."""
+        self.validate_config(config)
+        if self.serves_encoders and family_in(Path(config.model)) is not None:
+            return self.encoder_class().stand_by(config, opens_device)
+        return self._class_for(config).stand_by(config, opens_device)
+
     def _class_for(self, config: ExecutorConfig) -> type[LlmExecutor]:
         return self.adapter_executor_class() if config.optimization.max_loras else self.executor_class()
 

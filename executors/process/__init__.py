@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from executors.process.client import RemoteExecutor
     from executors.process.inline import InlineExecutor
     from executors.process.output import ChildOutput
+    from executors.process.standby import StandbyKind
 
 
 def new_turns() -> str:
@@ -37,21 +38,29 @@ def connect(
     on_death: Callable[[ExecutorDied], None] | None = None,
     output: ChildOutput | None = None,
     turns: str | None = None,
+    standby: StandbyKind = "off",
 ) -> RemoteExecutor | InlineExecutor:
     """The executor that `config` names, in a child process or on a thread of this one; nothing is started before warmup.
-    `output` takes what child processes write to stderr. `turns`: as for `RemoteExecutor`; none are taken on a thread.
+    `output` takes what child processes write to stderr. `turns`: as for `RemoteExecutor`; none are taken on a thread. `standby`:
+    as for `RemoteExecutor`.
 
-    Raises ValueError for another mode, ConfigError for several ranks inline.
+    Raises ValueError for another mode, ConfigError for several ranks inline, or a process that stands by for a thread.
     """
     if mode == "process":
         from executors import registry
         from executors.process.client import RemoteExecutor
 
         imports = registry.imports_of(config.executor)
-        return RemoteExecutor(config, on_death=on_death, output=output, imports=imports, turns=turns)
+        return RemoteExecutor(
+            config, on_death=on_death, output=output, imports=imports, turns=turns, standby=standby
+        )
     if mode == "inline":
         if config.parallel.world_size > 1:
             raise ConfigError("executor_mode inline: several ranks need a process each; take process")
+        if standby not in ("auto", "off"):
+            raise ConfigError(
+                f"standby_executor {standby}: no process stands by for a thread; take executor_mode process"
+            )
         from executors.process.inline import InlineExecutor
 
         return InlineExecutor(config, on_death=on_death)

@@ -10,6 +10,7 @@ load. Code that holds the GIL blocks this thread; then PDEATHSIG ends the proces
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -35,10 +36,14 @@ from executors.process.memory_watch import MemoryWatch
 from executors.process.wire import FrameDecoder, WireError, encode
 from executors.process.worker import Worker
 
-TITLE = "cohort: executor rank {}"
+TITLE, STANDBY_TITLE = "cohort: executor rank {}", "cohort: standby executor"
 EXIT_PARENT_GONE, EXIT_FAILED, EXIT_GARBAGE = 0, 1, 3
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _READ_BYTES = 1 << 18
+_OOM_SCORE, _STANDBY_OOM_SCORE = 500, 800
+"""What is added to the kernel's measure of which process to kill for memory: that of the server is as it was."""
+_STANDBY_RESERVES = 2.0
+"""How many times the memory that an executor leaves free must be free for a process that stands by."""
 
 
 class Channel:
@@ -145,8 +150,20 @@ async def serve(
     inbox: asyncio.Queue[m.ToExecutor | m.Unreadable] = asyncio.Queue()
     worker = Worker(channel.send, channel.send_if_free, _lost_device, create)
     IoThread(channel, lambda message: _put(loop, inbox, message), worker.beat).start()
-    MemoryWatch(out_of_memory).start()
-    first = await inbox.get()
+    watch = MemoryWatch(out_of_memory)
+    watch.start()
+    if isinstance(first := await inbox.get(), m.StandBy):
+        watch.stop()
+        watch = MemoryWatch(out_of_memory, reserves=_STANDBY_RESERVES)
+        watch.start()
+        set_title(STANDBY_TITLE)
+        _add_to_oom_score(_STANDBY_OOM_SCORE)
+        while isinstance(first, m.StandBy):
+            channel.send(m.StandingBy(stand_by(first)))
+            first = await inbox.get()
+        watch.stop()
+        MemoryWatch(out_of_memory).start()
+        _add_to_oom_score(_OOM_SCORE)
     if not isinstance(first, m.Load):
         raise WireError(f"the first message is {type(first).__name__}, not Load")
     set_title(TITLE.format(first.config.parallel.rank))
@@ -162,6 +179,11 @@ async def serve(
             return EXIT_FAILED
     await worker.shutdown()
     return 0
+
+
+def stand_by(message: m.StandBy) -> str:
+    """Do what the message asks for; returns the device that is open, "" for none. Raises what the executor's factory raises."""
+    return registry.factory(message.config.executor).stand_by(message.config, message.opens_device)
 
 
 def out_of_memory(reason: str) -> NoReturn:
@@ -223,12 +245,14 @@ def _prepare_process() -> None:
     set_title(TITLE.format(0))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # `kill -USR1 PID`: where does it hang?
-    try:
-        # If memory runs out, this process is the one that can be lost: it is started again and every stream goes on.
-        Path("/proc/self/oom_score_adj").write_text("500")
-    except OSError:
-        pass
+    # If memory runs out, this process is the one that can be lost: it is started again and every stream goes on.
+    _add_to_oom_score(_OOM_SCORE)
     child_logs.configure()
+
+
+def _add_to_oom_score(score: int) -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(score))
 
 
 def run(

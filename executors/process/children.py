@@ -1,4 +1,5 @@
-"""Child processes as `life.py` sees them: begun by a command line, or forked by the fork server (`forks.py`)."""
+"""Child processes as `life.py` sees them: begun by a command line, or forked by the fork server (`forks.py`), when they are
+needed or before (`standby.py`)."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from cohort_server import run
-from executors.process.output import JSON_VARIABLE
+from executors.contract import ExecutorConfig
+from executors.process.output import JSON_VARIABLE, ChildOutput
 
 Command = Callable[[int], list[str]]
 """Function that makes the command line of a child, given the descriptor of its end of the socketpair."""
@@ -46,6 +49,31 @@ class ChildProcess(Protocol):
 
 Begin = Callable[[Descriptors], ChildProcess]
 """Function that begins a child, which inherits the descriptors. Raises OSError."""
+
+
+class Begun(NamedTuple):
+    """A child, the server's end of its socketpair, and whether it was forked by a process that has imported everything."""
+
+    process: ChildProcess
+    socket: socket.socket
+    forked: bool = False
+
+
+@contextlib.contextmanager
+def connection(
+    output: ChildOutput | None, config: ExecutorConfig, memory: int | None
+) -> Iterator[tuple[Descriptors, socket.socket]]:
+    """Make what a child of that configuration inherits, `memory` among it, and the server's end of its socketpair. The child's
+    ends are closed behind the block; so is the server's if the block raises. Raises OSError."""
+    parallel = config.parallel
+    name = "executor" if parallel.world_size == 1 else f"executor rank {parallel.rank}"
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs, contextlib.nullcontext(2) if output is None else output.pipe(name) as stderr:
+            yield Descriptors(theirs.fileno(), stderr, memory), ours
+    except BaseException:
+        ours.close()
+        raise
 
 
 def child_command(fd: int) -> list[str]:

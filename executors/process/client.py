@@ -47,17 +47,20 @@ from executors.memory_file import FileBlocks, MemoryFile
 from executors.process import messages as m
 from executors.process.children import (
     Begin,
+    Begun,
     ChildProcess,
     Command,
     Descriptors,
     StartedChild,
     child_command,
+    connection,
     started,
 )
 from executors.process.forks import ForkServer
 from executors.process.group import RankProcesses
 from executors.process.life import Life, Listener
 from executors.process.output import ChildOutput
+from executors.process.standby import StandbyKind, Standbys, StandbyTimes, Wish
 from executors.process.watch import Limits, TokenCost
 
 _log = logging.getLogger(__name__)
@@ -81,6 +84,7 @@ class RemoteExecutor(BatchModelExecutor):
     - `config.executor` names a built-in executor or `package.module:Factory`: factories that `register_factory` added in this
       process do not exist in the child.
     - `imports`: modules that a fork server imports, which then begins the children; without them `command` does.
+    - `standby`: see `StandbyKind`. A process stands by for the next life only where weights are not shared with it anyway.
     - `turns`: see `CoreTurns.open`: steps take turns with those of other executors; None: they do not.
     """
 
@@ -97,6 +101,8 @@ class RemoteExecutor(BatchModelExecutor):
         output: ChildOutput | None = None,
         imports: Sequence[str] = (),
         turns: str | None = None,
+        standby: StandbyKind = "off",
+        standby_times: StandbyTimes | None = None,
     ) -> None:
         self.config = config
         self.on_death = on_death
@@ -106,6 +112,12 @@ class RemoteExecutor(BatchModelExecutor):
         self._imports = imports
         self._turns = turns
         self._fork_server: ForkServer | None = None
+        self._standby = standby
+        self._standbys = Standbys(self._begin_standby, standby_times)
+        self._could_fork = bool(imports)
+        """Whether what the executor imports is known."""
+        self._why_none = ""
+        """Why nothing stands by though it was asked for, as the log says."""
         self._cost = TokenCost()
         self._report: ProgressCallback | None = None
         self._life: Life | RankProcesses | None = None
@@ -152,7 +164,8 @@ class RemoteExecutor(BatchModelExecutor):
         if self._closed:
             return replace(last, state=ExecutorState.SHUTDOWN, is_ready=False)
         if self._life is None or self._life.is_ready:
-            return last
+            note = self._standbys.note
+            return last if note is None else replace(last, notes=(*last.notes, note))
         if self._life.death is not None:
             return replace(
                 last, state=ExecutorState.ERROR, is_ready=False, last_operation=str(self._life.death)
@@ -225,7 +238,9 @@ class RemoteExecutor(BatchModelExecutor):
                     await asyncio.to_thread(_empty, self._memory or [])
             # The child reports nothing before it has imported its wire.
             self._progressed("starting", 0, 0)
-            begin = await self._begin()
+            begin: Begin = self._forked if self._can_fork() else self._by_command
+            if not await self._standbys.probe(self.config) and self._life is before:
+                begin = await self._begin()
             if self._closed:
                 raise NotReady("the executor was shut down")
             if self._life is before:
@@ -256,6 +271,9 @@ class RemoteExecutor(BatchModelExecutor):
             self._imports = ()  # an executor that imports by itself tells what was wrong
         return self._by_command
 
+    def _can_fork(self) -> bool:
+        return self._fork_server is not None and self._fork_server.alive
+
     def _forked(self, descriptors: Descriptors) -> ChildProcess:
         try:
             if self._fork_server is None:
@@ -269,6 +287,40 @@ class RemoteExecutor(BatchModelExecutor):
     def _by_command(self, descriptors: Descriptors) -> ChildProcess:
         json_lines = self._output is not None and self._output.json
         return StartedChild(started(self._command(descriptors.socket), descriptors, json_lines))
+
+    # -- what stands by --------------------------------------------------------------------------------------------------
+
+    def _keep_standby(self) -> None:
+        """Have a process stand by for the next life, if one is wanted and of use."""
+        server, forks = self._fork_server, self._can_fork()
+        if self._closed or self._standby == "off":
+            return
+        if server is not None and forks and server.shares_weights:
+            why = "it is forked with its weights"
+        elif forks and self._standby != "device":
+            why = "it is forked from a process that has imported everything"
+        elif self._standby == "auto" and not self._could_fork:
+            why = "what it imports is not known"
+        else:
+            why = ""
+            wish = Wish(self.config, self._memory or (), self._standby == "device")
+            self._standbys.keep(wish)
+        if why and why != self._why_none and self._standby != "auto":
+            _log.info("nothing stands by for the executor: %s", why)
+        self._why_none = why
+
+    async def _begin_standby(self, config: ExecutorConfig, memory: MemoryFile | None) -> Begun:
+        """Begin a child as the next life's would be, without a pause for the loop. Raises OSError."""
+        with connection(self._output, config, None if memory is None else memory.descriptor) as (
+            descriptors,
+            ours,
+        ):
+            if self._can_fork():
+                assert self._fork_server is not None
+                return Begun(await self._fork_server.fork_soon(descriptors), ours, forked=True)
+            return Begun(self._by_command(descriptors), ours)
+
+    # -- the life ----------------------------------------------------------------------------------------------------------
 
     def _start(self, begin: Begin) -> None:
         if self._memory is None:
@@ -288,9 +340,12 @@ class RemoteExecutor(BatchModelExecutor):
         arguments = self.config, self._limits, self._cost, self._clock, listener, begin
         again, output, turns = self._facts is not None, self._output, self._turns
         if self.config.parallel.world_size > 1:
-            return RankProcesses(*arguments, again=again, output=output, memory=memory, turns=turns)
-        first = memory[0] if memory else None
-        return Life(*arguments, again=again, output=output, memory=first, turns=turns)
+            take = self._standbys.take
+            return RankProcesses(
+                *arguments, again=again, output=output, memory=memory, turns=turns, standby=take
+            )
+        first, standby = memory[0] if memory else None, self._standbys.take(0)
+        return Life(*arguments, again=again, output=output, memory=first, turns=turns, standby=standby)
 
     async def begin_epoch(self, epoch: int, adopt: SealedBlocks | None = None) -> Int32Array:
         """As the contract's; starts a new child when the old one is dead."""
@@ -316,6 +371,7 @@ class RemoteExecutor(BatchModelExecutor):
         """As the contract's: the child ends, and so does the process that children are forked from; KV memory is emptied. Called
         between steps. `begin_epoch` starts a new child."""
         life, server = self._life, self._fork_server
+        await self._standbys.end()
         if life is not None:
             await life.stop()
         if server is not None:
@@ -338,6 +394,7 @@ class RemoteExecutor(BatchModelExecutor):
             if life is not None:
                 await life.stop()
         finally:
+            await self._standbys.end()
             if self._fork_server is not None:
                 await self._fork_server.end()
             # Gigabytes are given back here, which takes a second or more.
@@ -494,6 +551,7 @@ class RemoteExecutor(BatchModelExecutor):
                 self.config.memory, kv_cache_memory_bytes=layout.num_bytes, kv_on_demand=layout.on_demand
             )
             self.config = replace(self.config, memory=memory)
+        self._keep_standby()
 
     def _beaten(self, beat: m.Heartbeat) -> None:
         self._beat = beat

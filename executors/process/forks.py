@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from cohort_server import run
@@ -57,6 +58,10 @@ class ForkServer:
             raise
         self._imported: asyncio.Future[bool] = self._loop.create_future()
         self._loaded: asyncio.Future[bool] | None = None
+        self._forks: deque[asyncio.Future[ForkedChild]] = deque()
+        """Those that were asked for by `fork_soon` and are not answered."""
+        self.shares_weights = False
+        """Whether it has loaded what the children share."""
         self._progress: ProgressCallback = lambda stage, done, total: None
         self._heard_at = self._loop.time()
         self._control.setblocking(False)
@@ -102,8 +107,11 @@ class ForkServer:
         self._control.settimeout(_FORK_S)
         try:
             self._control.sendmsg([m.datagram(m.Fork())], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
-            while not isinstance(answer := self._answer(), m.Forked | m.NotForked):
-                self._loop.call_soon(self._told, answer)
+            while not isinstance(answer := self._answer(), m.Forked | m.NotForked) or self._forks:
+                if isinstance(answer, m.Forked | m.NotForked):
+                    self._settle_fork(answer)
+                else:
+                    self._loop.call_soon(self._told, answer)
         except (OSError, WireError) as error:
             self._close(f"it has not forked: {error}")
             raise OSError(str(error)) from error
@@ -113,6 +121,31 @@ class ForkServer:
             raise OSError(answer.reason)
         child = self._children[answer.pid] = ForkedChild(answer.pid, self._loop, self._close)
         return child
+
+    async def fork_soon(self, descriptors: Descriptors) -> ForkedChild:
+        """As `fork`, beside other work. Raises OSError. A fork server that does not answer is left alone: a life may depend on
+        it. A child that comes later finds its socket closed."""
+        if not self.alive:
+            raise OSError("the fork server has ended")
+        passed = array.array("i", [one for one in descriptors if one is not None])
+        self._control.sendmsg([m.datagram(m.Fork())], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+        future: asyncio.Future[ForkedChild] = self._loop.create_future()
+        self._forks.append(future)
+        try:
+            async with asyncio.timeout(_FORK_S):
+                return await future
+        except TimeoutError:
+            raise OSError("the fork server does not answer") from None
+
+    def _settle_fork(self, answer: m.Forked | m.NotForked) -> None:
+        future = self._forks.popleft()
+        if future.done():  # given up
+            return
+        if isinstance(answer, m.Forked):
+            child = self._children[answer.pid] = ForkedChild(answer.pid, self._loop, self._close)
+            future.set_result(child)
+        else:
+            future.set_exception(OSError(answer.reason))
 
     async def end(self) -> None:
         """End it, and what it has forked; returns when it is reaped."""
@@ -149,7 +182,10 @@ class ForkServer:
             case Progress():
                 self._progress(message.stage, message.done, message.total)
             case m.SharedLoaded():
+                self.shares_weights = message.shared
                 _settle(self._loaded, True)
+            case m.Forked() | m.NotForked():
+                self._settle_fork(message)
             case LoadFailed():
                 _settle(self._loaded, from_kind(message.kind, message.message))
             case m.Ended():
@@ -171,6 +207,10 @@ class ForkServer:
         self._process.kill()
         _settle(self._imported, False)
         _settle(self._loaded, False)
+        for future in self._forks:
+            if not future.done():
+                future.set_exception(OSError("the fork server has ended"))
+        self._forks.clear()
         children, self._children = self._children, {}
         for child in children.values():
             child.lose_parent()

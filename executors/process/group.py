@@ -38,6 +38,7 @@ from executors.process.messages import (
     Truncate,
 )
 from executors.process.output import ChildOutput
+from executors.process.standby import Taken
 from executors.process.watch import Limits, TokenCost
 
 
@@ -66,9 +67,10 @@ class RankProcesses:
         output: ChildOutput | None = None,
         memory: Sequence[MemoryFile] = (),
         turns: str | None = None,
+        standby: Callable[[int], Taken | None] = lambda rank: None,
     ) -> None:
-        """`memory`: of each rank, or nothing. `turns`: see `Load`; rank 0 takes them for all. Raises OSError if a process
-        cannot be started; those that were are ended then."""
+        """`memory`: of each rank, or nothing. `turns`: see `Load`; rank 0 takes them for all. `standby`: a rank's process that
+        has stood by, None for none. Raises OSError if a process cannot be started; those that were are ended then."""
         self._loop = asyncio.get_running_loop()
         self._listener, self._limits = listener, limits
         self._facts: Ready | None = None
@@ -95,6 +97,7 @@ class RankProcesses:
                     output=output,
                     memory=memory[rank] if memory else None,
                     turns=turns if rank == 0 else None,
+                    standby=standby(rank),
                 )
                 self._ranks.append(life)
         except BaseException:

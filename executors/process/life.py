@@ -12,9 +12,7 @@ killed if it still runs, and `reaped` is set once the kernel has returned its ex
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
-import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ import msgspec
 
 from executors.contract import ExecutorConfig, ExecutorDied, ExecutorError, InvalidInput, NotReady, from_kind
 from executors.memory_file import MemoryFile
-from executors.process.children import Begin, ChildProcess, Descriptors, kill_group
+from executors.process.children import Begin, ChildProcess, connection, kill_group
 from executors.process.messages import (
     EXIT_DEVICE,
     EXIT_MEMORY,
@@ -40,12 +38,14 @@ from executors.process.messages import (
     Release,
     ReleaseMemory,
     Shutdown,
+    StandingBy,
     StepDone,
     ToServer,
     Truncate,
 )
 from executors.process.oom_kills import OomKills
 from executors.process.output import ChildOutput
+from executors.process.standby import Taken
 from executors.process.stream import MessageStream
 from executors.process.watch import HangWatch, Limits, TokenCost
 from executors.process.wire import WireError, encode
@@ -84,9 +84,11 @@ class Life:
         output: ChildOutput | None = None,
         memory: MemoryFile | None = None,
         turns: str | None = None,
+        standby: Taken | None = None,
     ) -> None:
         """`again`: an earlier child was loaded. `output` takes the child's stderr. `memory` is offered to its executor. `turns`:
-        see `Load`. Raises OSError if the child cannot be begun."""
+        see `Load`. `standby`: the child, which has inherited both, in place of one that `begin` begins. Raises OSError if the
+        child cannot be begun."""
         self._loop = asyncio.get_running_loop()
         self._limits, self._clock, self._listener = limits, clock, listener
         self._watch = HangWatch(limits, cost, clock(), again=again)
@@ -105,13 +107,27 @@ class Life:
 
         self._oom_kills = OomKills()
         descriptor = None if memory is None else memory.descriptor
-        self._process, ours = _begun(begin, output, config, descriptor)
+        self._process, self._stream = self._child(begin, output, config, descriptor, standby)
         self.pid = self._process.pid
         self._process.watch(self._exited)
-        self._stream = MessageStream(self._loop, ours, self._received, self._stream_ended)
         self._stream.send(encode(Load(config, limits.heartbeat_s, descriptor, turns)))
         self._ticked_at = clock()
         self._ticker = self._loop.call_later(limits.tick_s, self._tick)
+
+    def _child(
+        self,
+        begin: Begin,
+        output: ChildOutput | None,
+        config: ExecutorConfig,
+        memory: int | None,
+        standby: Taken | None,
+    ) -> tuple[ChildProcess, MessageStream]:
+        if standby is not None:
+            standby.stream.hand_over(self._received, self._stream_ended)
+            return standby
+        with connection(output, config, memory) as (descriptors, ours):
+            process = begin(descriptors)
+        return process, MessageStream(self._loop, ours, self._received, self._stream_ended)
 
     # -- for the owner -------------------------------------------------------------------------------------------------
 
@@ -241,6 +257,8 @@ class Life:
                 self._die(ExecutorDied(message.message, "load"))
             case Prepared():
                 self._prepared(message)
+            case StandingBy():  # asked before it was needed
+                pass
             case _:
                 self._answered(message, now)
 
@@ -350,21 +368,6 @@ class Life:
         if self._stopping:
             return NotReady("the executor was shut down")
         return ExecutorDied(str(death), death.cause, from_outside=death.from_outside)
-
-
-def _begun(
-    begin: Begin, output: ChildOutput | None, config: ExecutorConfig, memory: int | None
-) -> tuple[ChildProcess, socket.socket]:
-    """A new child, and our end of the socket to it. Raises OSError."""
-    parallel = config.parallel
-    name = "executor" if parallel.world_size == 1 else f"executor rank {parallel.rank}"
-    ours, theirs = socket.socketpair()
-    try:
-        with theirs, contextlib.nullcontext(2) if output is None else output.pipe(name) as stderr:
-            return begin(Descriptors(theirs.fileno(), stderr, memory)), ours
-    except BaseException:
-        ours.close()
-        raise
 
 
 def frame_of(message: msgspec.Struct) -> bytearray:

@@ -22,22 +22,27 @@ _SHORTEST_S, _LONGEST_S = 0.005, 0.25
 class MemoryWatch(threading.Thread):
     """Checks the container's memory until the process ends; calls `give_up` once, with a line that gives the reason.
 
-    Does nothing if no cgroup has a limit. `look` is for tests.
+    Does nothing if no cgroup has a limit. `look` is for tests. `reserves`: so many times what must stay free, for a process that
+    gives way to others.
     """
 
     def __init__(
-        self, give_up: Callable[[str], None], look: Callable[[], Pressure | None] | None = None
+        self,
+        give_up: Callable[[str], None],
+        look: Callable[[], Pressure | None] | None = None,
+        reserves: float = 1.0,
     ) -> None:
         super().__init__(name="memory watch", daemon=True)
         self._give_up = give_up
         self._look = look or PressureGauge()
+        self._reserves = reserves
         self._ended = threading.Event()
 
     def run(self) -> None:
         """Run the thread."""
         pressure = self._look()
         while pressure is not None and pressure.limit >= 16 * _LEAST:
-            if pressure.left < max(_LEAST, _SHARE * pressure.limit):
+            if pressure.left < self._reserves * max(_LEAST, _SHARE * pressure.limit):
                 self._give_up(
                     f"{pressure.used >> 20:,} MiB of the container's {pressure.limit >> 20:,} MiB are in use: "
                     f"ended before the kernel kills at random; give more memory, or less to KV (--kv-cache-memory-bytes)"

@@ -1,7 +1,7 @@
 """Messages between the server process and the executor process.
 
-    server -> executor   Load, then calls (Step, Prefill, ...), each answered once and in order; Release, Truncate
-                         and ReleaseMemory are not answered; Shutdown is the last.
+    server -> executor   perhaps StandBy, each answered by StandingBy; Load, then calls (Step, Prefill, ...), each answered once
+                         and in order; Release, Truncate and ReleaseMemory are not answered; Shutdown is the last.
     executor -> server   Progress and one Ready or LoadFailed; then Done, StepDone, ... or Failed for each call; Heartbeat
                          at any time.
 
@@ -184,6 +184,14 @@ class AdoptBlocks(msgspec.Struct, tag=15, array_like=True):
     sealed: SealedBlocks
 
 
+class StandBy(msgspec.Struct, tag=16, array_like=True):
+    """Import what the executor of this configuration needs and, with `opens_device`, open its device. Before Load, any number of
+    times: what is done already is not done again. Answered by StandingBy; a process that cannot ends."""
+
+    config: ExecutorConfig
+    opens_device: bool
+
+
 class Unreadable(msgspec.Struct):
     """Never sent: stands for a received frame whose fields do not fit its tag. `call` is None if no answer is due."""
 
@@ -192,7 +200,7 @@ class Unreadable(msgspec.Struct):
 
 
 Call = Step | Prefill | Decode | Speculate | Forward | LoadAdapter | UnloadAdapter | BeginEpoch | AdoptBlocks
-ToExecutor = Load | Call | Release | Truncate | ReleaseMemory | Prepare | Shutdown
+ToExecutor = Load | Call | Release | Truncate | ReleaseMemory | Prepare | StandBy | Shutdown
 
 # -- executor -> server --------------------------------------------------------------------------------------------------
 
@@ -343,10 +351,16 @@ class Prepared(msgspec.Struct, tag=12, array_like=True):
     message: str
 
 
+class StandingBy(msgspec.Struct, tag=15, array_like=True):
+    """The answer to StandBy. `opened`: the device that is open, "" if there is none to open."""
+
+    opened: str
+
+
 Answer = (
     StepDone | PrefillDone | DecodeDone | SpeculateDone | ForwardDone | EpochBegun | Adopted | Done | Failed
 )
-ToServer = Heartbeat | Progress | Ready | LoadFailed | Prepared | Answer
+ToServer = Heartbeat | Progress | Ready | LoadFailed | Prepared | StandingBy | Answer
 
 # -- frames that fit no message ------------------------------------------------------------------------------------------
 

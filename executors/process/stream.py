@@ -66,6 +66,10 @@ class MessageStream:
         if not self._writing and self._flushing is None:
             self._flushing = self._loop.call_soon(self._flush)
 
+    def hand_over(self, deliver: Callable[[ToServer], None], ended: Callable[[str | None], None]) -> None:
+        """Call these from now on."""
+        self._deliver, self._ended = deliver, ended
+
     def drain(self) -> None:
         """Read and deliver all that has arrived."""
         while self.open and self._read():

@@ -134,7 +134,7 @@ class Worker:
                 self._guard.unanswered(
                     "release_cache, truncate_kv or release_memory", InvalidInput(message.reason)
                 )
-            case m.Load() | m.Shutdown():
+            case m.Load() | m.StandBy() | m.Shutdown():
                 raise WireError(f"{type(message).__name__} is not a call")
             case m.Step() if self._overlaps:
                 await self._begin(message)

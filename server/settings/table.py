@@ -39,6 +39,8 @@ LogFormat = Literal["pretty", "json"]
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 EXECUTOR_MODES: tuple[ExecutorMode, ...] = get_args(ExecutorMode)
+StandbyExecutor = Literal["auto", "off", "imports", "device"]
+STANDBY_EXECUTORS: tuple[StandbyExecutor, ...] = get_args(StandbyExecutor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,6 +431,15 @@ class Settings:
         "Place of the executor: process (a process of its own) or inline (a thread of the server, for debugging: it cannot go on "
         "after a GPU has failed).",
         EXECUTOR_MODES,
+    )
+    standby_executor: StandbyExecutor = choice(  # noqa: RUF009 - a row is made once
+        "auto",
+        "What stands by for the next executor after a death: imports (a process for each rank that has imported torch and more; "
+        "some 250 MB of memory), device (one that has also opened its GPU, where it takes 512 MiB that KV does not get) or off. "
+        "Where executors are forked with their weights, as on CPUs, nothing does; where they are forked with their imports, "
+        "device alone does.",
+        STANDBY_EXECUTORS,
+        wording="{}: imports where executors cannot be forked, else nothing",
     )
     executor_option: Mapping[str, Scalar] = pairs(
         "Option of the executor; may be given several times.", wording=""

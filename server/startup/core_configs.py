@@ -16,6 +16,7 @@ from executors.contract import (
 from executors.devices import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from server.lora.start import uses_adapters
 from server.model_files.made_tokenizer import tokenizer_directory
+from server.settings.environment import SettingsError
 from server.settings.table import Settings
 from server.startup.speculation import read_speculation
 
@@ -28,6 +29,11 @@ def executor_config(
     tokens = settings.max_num_batched_tokens or max(MAX_NUM_BATCHED_TOKENS, settings.max_num_seqs or 0)
     seqs = settings.max_num_seqs or min(MAX_NUM_SEQS, tokens)
     speculation = read_speculation(settings)
+    standby = settings.standby_executor
+    if settings.executor_mode == "inline" and standby in ("imports", "device"):
+        raise SettingsError(
+            f"--standby-executor {standby} does not go with --executor-mode inline: a thread has no next process"
+        )
     parallel = ParallelConfig(settings.tensor_parallel_size, settings.pipeline_parallel_size)
     return ExecutorConfig(
         executor=settings.executor,
@@ -50,6 +56,7 @@ def executor_config(
             kv_cache_dtype=settings.kv_cache_dtype,
             gpu_memory_utilization=settings.gpu_memory_utilization,
             memory_limit_bytes=memory_limit,
+            standby_context=standby == "device",
         ),
         optimization=OptimizationConfig(
             enforce_eager=settings.enforce_eager,

@@ -327,6 +327,7 @@ class ModelLoader:
             self.settings.executor_mode,
             output=log_output.of_process(),
             turns=None if self.cores is None else self.cores.turns,
+            standby=self.settings.standby_executor,
         )
         live = registry.ExecutorRegistry()
         live.register(self.config.executor, executor)

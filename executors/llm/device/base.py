@@ -163,6 +163,11 @@ class Device:
         """Describe the numbered devices of the kind for `cohort doctor`: name, capability, free and total bytes."""
         return []
 
+    def open(self) -> bool:
+        """Make what a process needs at the device before its first tensor, which takes `CONTEXT_BYTES` there. False if that is
+        nothing. May be called again."""
+        return False
+
     def use(self) -> None:
         """Make it the current device of this thread, by which streams, events and launches go."""
 

@@ -53,7 +53,10 @@ class CudaDevice(Device):
     @classmethod
     def is_likely(cls) -> bool:
         """See `Device`. `torch.cuda.is_available` asks the driver."""
-        if not torch.backends.cuda.is_built() or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in _HIDDEN:
+        if (
+            not torch.backends.cuda.is_built()
+            or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in _HIDDEN
+        ):
             return False
         return any(True for pattern in _DEVICE_FILES for _ in _DEVICES_FOLDER.glob(pattern))
 
@@ -78,6 +81,14 @@ class CudaDevice(Device):
     def facts(cls) -> list[dict[str, Any]]:
         """See `Device`."""
         return [_facts(number) for number in range(cls.count())]
+
+    def open(self) -> bool:
+        """See `Device`: CUDA's context, and the handle of cuBLAS."""
+        self.use()
+        torch.zeros(1, device=self.place)
+        torch.cuda.current_blas_handle()
+        torch.cuda.synchronize(self.place)
+        return True
 
     def use(self) -> None:
         """See `Device`. Without a number it is what torch takes by itself."""

@@ -34,11 +34,19 @@ def shares_weights(name: str) -> bool:
     """Return whether processes that are forked after a load share its weights on the device that the setting names. No driver is
     asked, so that they can use a device that shares none; for "auto" that is one that may be there. Raises ConfigError."""
     if name == "auto":
-        return next(kind for one in reversed(DEVICES) if (kind := class_of(one)).is_likely()).shares_weights
-    kind, _, _ = name.partition(":")
-    if kind not in DEVICES:
+        likely = (device for kind in reversed(DEVICES) if (device := class_of(kind)).is_likely())
+        return next(likely).shares_weights
+    prefix, _, _ = name.partition(":")
+    if prefix not in DEVICES:
         raise unsupported(name)
-    return class_of(kind).shares_weights
+    return class_of(prefix).shares_weights
+
+
+def open_device(name: str) -> str:
+    """Open the device that the setting names, as the first tensor would. Returns torch's name of it, "" for one that is never
+    opened. Raises as `find_device`, and the device's errors."""
+    device = find_device(name)
+    return str(device.place) if device.open() else ""
 
 
 @functools.cache

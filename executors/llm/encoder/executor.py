@@ -48,7 +48,7 @@ from executors.contract.batch import ItemOutput, SequenceStart
 from executors.contract.checks import check_arrays, check_limits, check_pooling, check_segments
 from executors.contract.stats import StepStats
 from executors.kernels import compiler
-from executors.llm.device.table import shares_weights
+from executors.llm.device.table import open_device, shares_weights
 from executors.llm.encoder.loading import LoadedEncoder, device_setting, load_encoder
 from executors.llm.encoder.model import Encoder
 from executors.llm.faults import step_fault
@@ -87,6 +87,11 @@ class EncoderExecutor(BatchModelExecutor):
         with compiler.reporting(progress):
             loaded = load_encoder(config, progress)
         return lambda config: cls(config, loaded)
+
+    @classmethod
+    def stand_by(cls, config: ExecutorConfig, opens_device: bool) -> str:
+        """As `LlmExecutor`'s."""
+        return open_device(device_setting(config)) if opens_device else ""
 
     # -- facts -----------------------------------------------------------------------------------------------------------
 

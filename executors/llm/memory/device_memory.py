@@ -61,7 +61,7 @@ class Room:
     """The division of a device's memory, in bytes.
 
     This process may use `share` of `total` and uses `ours` now; `free` is used by no process. `step` and `graphs` are still
-    to be allocated beside the KV, and `margin` stays free.
+    to be allocated beside the KV, `standby` is kept for the context of a process that stands by, and `margin` stays free.
     """
 
     total: int
@@ -71,11 +71,12 @@ class Room:
     margin: int
     step: int = 0
     graphs: int = 0
+    standby: int = 0
 
     @property
     def usable(self) -> int:
         """Memory that this process may take now: limited by its share and by what is free. Negative if it exceeds its share."""
-        return min(int(self.share * self.total) - self.ours, self.free) - self.margin
+        return min(int(self.share * self.total) - self.ours, self.free) - self.standby - self.margin
 
     @property
     def others_limit(self) -> bool:
@@ -89,11 +90,14 @@ class Room:
 
     def __str__(self) -> str:
         """All figures in one line, with the settings that change them."""
+        standby = (
+            f"{_gib(self.standby)} for a process that stands by (standby_executor), " if self.standby else ""
+        )
         return (
             f"{_gib(self.for_kv)} GiB for KV: {_gib(self.total)} GiB times {self.share:g} "
             f"(gpu_memory_utilization), minus {_gib(self.ours)} in use; {_gib(self.free)} are free; minus "
             f"{_gib(self.step)} for a step (max_num_batched_tokens, max_num_seqs), {_gib(self.graphs)} for graphs, "
-            f"{_gib(self.margin)} as a margin"
+            f"{standby}{_gib(self.margin)} as a margin"
         )
 
 
@@ -101,7 +105,14 @@ def look(memory: DeviceMemory, config: ExecutorConfig) -> Room:
     """Return the current division, with nothing still to be allocated."""
     free, total = memory.free_and_total()
     ours = min(total - free, memory.reserved() + CONTEXT_BYTES)
-    return Room(total, free, ours, config.memory.gpu_memory_utilization, margin(total))
+    return Room(
+        total, free, ours, config.memory.gpu_memory_utilization, margin(total), standby=standby_bytes(config)
+    )
+
+
+def standby_bytes(config: ExecutorConfig) -> int:
+    """Return the bytes that a process which stands by takes on the device."""
+    return CONTEXT_BYTES if config.memory.standby_context else 0
 
 
 def margin(total: int) -> int:

@@ -448,7 +448,14 @@ def free_after_loading(config: ExecutorConfig, sketch: LoadedModel, memory: int 
     if (own := device_of(device).memory) is not None:
         room = look(own, config)
         if memory is not None:
-            room = Room(memory, memory - CONTEXT_BYTES, CONTEXT_BYTES, room.share, margin(memory))
+            room = Room(
+                memory,
+                memory - CONTEXT_BYTES,
+                CONTEXT_BYTES,
+                room.share,
+                margin(memory),
+                standby=room.standby,
+            )
         return room.usable - weights - graph_bytes(config), 1.0
     if memory is not None:
         return (memory - SERVER_BYTES) // ranks - resident_bytes() - weights, CPU_SHARE

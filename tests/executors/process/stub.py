@@ -265,5 +265,18 @@ class Factory(ModelExecutorFactory):
         loaded_by = os.getpid()
         return lambda config: Stub(config, loaded_by)
 
+    def stand_by(self, config: ExecutorConfig, opens_device: bool) -> str:
+        """The option `stands_by` says how it goes."""
+        match config.options.get("stands_by"):
+            case "slow":
+                sleep_long()
+            case "crash":
+                raise KeyError("unforeseen")
+            case "exit":
+                os._exit(9)
+            case "opens" if opens_device:
+                return f"stub:{config.parallel.rank}"
+        return ""
+
     def supported_types(self) -> tuple[ExecutorType, ...]:
         return (ExecutorType.CONTINUOUS_BATCH, ExecutorType.TENSOR_PARALLEL)

@@ -47,3 +47,14 @@ def test_it_stays_while_there_is_room(left):
 
 def test_a_limit_with_room_for_nothing_is_left_to_the_kernel():
     assert watch(Pressure(100 << 20, 99 << 20)) == []
+
+
+@pytest.mark.parametrize(("reserves", "gives_up"), [(1.0, False), (2.0, True)])
+def test_a_process_that_stands_by_gives_way_before_one_that_serves(reserves, gives_up):
+    said: list[str] = []
+    left = 1.5 * 0.03 * 2 * GIB
+    looks = itertools.chain([Pressure(2 * GIB, int(2 * GIB - left))], itertools.repeat(None))
+    thread = MemoryWatch(said.append, lambda: next(looks), reserves)
+    thread.start()
+    thread.join(10)
+    assert bool(said) is gives_up

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from executors.llm.device.cuda import CudaDevice
-from executors.llm.device.table import device_of, kinds_here
+from executors.llm.device.table import device_of, kinds_here, open_device
 
 GPU = torch.device("cuda:1")
 
@@ -83,6 +83,26 @@ def test_it_becomes_the_threads_own_if_it_has_a_number(monkeypatch: pytest.Monke
     for name in ("cuda", "cuda:1"):
         CudaDevice(torch.device(name)).use()
     assert taken == [GPU]
+
+
+@pytest.mark.parametrize(("name", "index"), [("cuda", None), ("cuda:1", 1)])
+def test_it_is_opened_as_the_first_tensor_would(
+    name: str, index: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda place: done.append(f"set {place}"))
+    monkeypatch.setattr(torch, "zeros", lambda size, device: done.append(f"tensor on {device}"))
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: done.append("cuBLAS"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda place: done.append(f"waited for {place}"))
+    assert open_device(name) == name
+    chosen = [] if index is None else [f"set {name}"]
+    assert done == [*chosen, f"tensor on {name}", "cuBLAS", f"waited for {name}"]
+
+
+def test_a_cpu_is_not_opened() -> None:
+    assert open_device("cpu") == ""
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def test_where_no_gpu_can_be_used_weights_are_shared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if without == "files":
-        os.unlink(cuda._DEVICES_FOLDER / "nvidia0")
+        (cuda._DEVICES_FOLDER / "nvidia0").unlink()
     if without == "build":
         monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     if hidden is not None:

@@ -65,7 +65,7 @@ class Sizing:
         self.device = device
         memory = {
             name: changes.pop(name)
-            for name in ("kv_cache_memory_bytes", "gpu_memory_utilization", "kv_on_demand")
+            for name in ("kv_cache_memory_bytes", "gpu_memory_utilization", "kv_on_demand", "standby_context")
             if name in changes
         }
         context = changes.pop("context", LENGTH)
@@ -137,6 +137,21 @@ def test_kv_takes_what_is_really_free_and_no_more_than_the_share(
     assert made.steps == profile.steps and made.steps[0] == TOKENS, "it was tried with the largest steps"
     ours = device.reserved() + device.context + graph_bytes(LIMITS)
     assert ours <= share * device.total and device.total - device.others - ours >= margin(device.total)
+
+
+@pytest.mark.parametrize("others", [0, 40])
+def test_kv_leaves_room_for_the_context_of_a_process_that_stands_by(
+    others: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Within the share, and within what others leave."""
+    caplog.set_level(logging.INFO)
+    device = Device(others=others * GIB)
+    wanted = expected(device) - CONTEXT_BYTES  # whole blocks
+    made = Sizing(device, standby_context=True, **LONG).sizing.make()
+    assert pool_bytes(made) == wanted
+    assert "0.50 for a process that stands by (standby_executor)" in caplog.text
+    again = Sizing(Device(others=others * GIB), standby_context=True, kv_cache_memory_bytes=wanted, **LONG)
+    assert pool_bytes(again.sizing.make()) == wanted, "a later life gets as much"
 
 
 def test_no_more_than_all_sequences_can_use() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.test_executors import card_of
 from tests.e2e.test_forked_lives import BODY, answer_while
 from tests.executors.process.helpers import state_of, until
 
@@ -19,17 +20,17 @@ FLAGS = ["cohort-tiny", "--executor", "executors.llm.factory:LlmFactory", "--sta
 async def test_no_stream_notices_a_kill_and_nothing_outlives_the_server(tmp_path: Path) -> None:
     with ServerProcess(FLAGS, tmp_path) as server:
         whole = server.post("/v1/completions", BODY).json()["choices"][0]["text"]
-        [executor] = server.children()
+        executor = card_of(server)["pid"]
 
         def note() -> str:
-            notes = server.get("/v1/executors").json()["executors"][0]["status"]["notes"]
+            notes = card_of(server)["status"]["notes"]
             return next((one for one in notes if one.startswith("standby: process")), "")
 
         await until(lambda: bool(note()), 60.0)
         [standby] = set(server.children()) - {executor}
         assert note() == f"standby: process {standby}, with all imports done"
         assert answer_while(server, executor) == whole
-        assert standby in server.children() and state_of(executor) is None
+        assert card_of(server)["pid"] == standby and state_of(executor) is None
         assert server.metric('cohort_executor_restarts_total{cause="signal"}') == 1
         await until(lambda: bool(note()), 60.0)
         pids = server.processes()

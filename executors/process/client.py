@@ -564,6 +564,7 @@ class RemoteExecutor(BatchModelExecutor):
             asyncio.get_running_loop().call_soon(self._report, stage, done, total)  # apart: it may raise
 
     def _died(self, death: ExecutorDied) -> None:
+        self._standbys.hold_back()
         if death.cause in _DOUBTFUL:
             self.config = replace(self.config, checks=None)
         if self.on_death is not None:

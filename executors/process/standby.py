@@ -56,22 +56,22 @@ class StandbyChild:
     """One child, until it is taken or ended. Belongs to one event loop."""
 
     def __init__(
-        self, begun: Begun, config: ExecutorConfig, opens_device: bool, ended: Callable[[], None]
+        self, start: Begun, config: ExecutorConfig, opens_device: bool, ended: Callable[[], None]
     ) -> None:
         """`ended`: called once, on the loop, when it ends by itself."""
         self._loop = asyncio.get_running_loop()
-        self._process, self._config, self._opens_device = begun.process, config, opens_device
+        self._process, self._config, self._opens_device = start.process, config, opens_device
         self._ended = ended
         self._answer: asyncio.Future[str | None] = self._loop.create_future()
         """What it has opened; None once it has ended."""
-        self._asked = 0
+        self._questions = 0
         """Questions that are not answered."""
         self._over = False
         """Whether it was taken or has ended."""
         self._reaped: asyncio.Future[None] = self._loop.create_future()
         self.opened: str | None = None
         """What it has opened beside its imports, "" for nothing; None: it is not done."""
-        self._stream = MessageStream(self._loop, begun.socket, self._received, lambda garbage: self._lost())
+        self._stream = MessageStream(self._loop, start.socket, self._received, lambda garbage: self._lost())
         self._process.watch(self._poll)
         self.ask()
 
@@ -83,7 +83,7 @@ class StandbyChild:
     @property
     def is_ready(self) -> bool:
         """Whether it is done, alive as far as is known, and has answered all questions."""
-        return self.opened is not None and not self._over and not self._asked
+        return self.opened is not None and not self._over and not self._questions
 
     def fits(self, config: ExecutorConfig) -> bool:
         """Whether it can be the process of this configuration: what it has done depends on no other part."""
@@ -96,7 +96,7 @@ class StandbyChild:
         """Have it do its part, or tell that it still can."""
         if self._answer.done():
             self._answer = self._loop.create_future()
-        self._asked += 1
+        self._questions += 1
         self._stream.send(encode(StandBy(self._config, self._opens_device)))
 
     async def answered(self, timeout_s: float) -> bool:
@@ -116,7 +116,8 @@ class StandbyChild:
         if not self._over:
             self._over = True
             self._stream.close()
-            kill_group(self.pid)
+            if not self._process.ended:  # its number may be another's then
+                kill_group(self.pid)
             self._settle()
             self._reap()
 
@@ -130,9 +131,9 @@ class StandbyChild:
 
     def _received(self, message: ToServer) -> None:
         if isinstance(message, StandingBy):  # others are signs of life
-            self._asked -= 1
+            self._questions -= 1
             self.opened = message.opened
-            if not self._asked:
+            if not self._questions:
                 self._settle()
 
     def _settle(self) -> None:
@@ -211,6 +212,10 @@ class Standbys:
         if not self._useless:
             self._start(wish, self._times.after_s)
 
+    def hold_back(self) -> None:
+        """Begin no child: the life has died. Those that are there stay."""
+        self._cancel()
+
     async def probe(self, config: ExecutorConfig) -> bool:
         """Find out which children can be taken, as a life has died; others are ended. Whether there is one for each rank. Several
         callers may wait."""
@@ -218,10 +223,10 @@ class Standbys:
         for rank, child in list(self._children.items()):
             if child.opened is None or not child.fits(_of_rank(config, rank)):
                 self._drop(rank)
-        asked = list(self._children.values())
-        for child in asked:
+        children = list(self._children.values())
+        for child in children:
             child.ask()
-        await asyncio.gather(*(child.answered(self._times.answer_s) for child in asked))
+        await asyncio.gather(*(child.answered(self._times.answer_s) for child in children))
         for rank, child in list(self._children.items()):
             if not child.is_ready:
                 _log.warning("process %d stands by for the executor, but does not answer", child.pid)
@@ -260,18 +265,18 @@ class Standbys:
         """Begin the child of a rank and wait until it is ready. False if it will not be."""
         config, memory = wish.of_rank(rank)
         try:
-            begun = await self._begin(config, memory)
+            start = await self._begin(config, memory)
         except OSError as error:
             self._again(wish, f"it cannot be started: {error}")
             return False
-        child = StandbyChild(begun, config, wish.opens_device, lambda: self._lost(wish, rank))
+        child = StandbyChild(start, config, wish.opens_device, lambda: self._lost(wish, rank))
         self._children[rank] = child
         if not await child.answered(self._times.begin_s):
             if self._children.get(rank) is child:  # it has not ended by itself
                 self._drop(rank)
                 self._again(wish, f"process {child.pid} was not ready after {self._times.begin_s:.0f} s")
             return False
-        if begun.forked and not child.opened:
+        if start.forked and not child.opened:
             _log.info(
                 "nothing stands by for the executor: it is forked, and there is no device to open before"
             )

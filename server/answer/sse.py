@@ -3,6 +3,7 @@ chunk."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -15,12 +16,24 @@ from server.answer.tools.events import CallArguments, CallBegun
 from server.schemas.answers import chat, completions
 from server.schemas.answers.common import PromptLogprob, PromptLogprobs, PromptUsage, Timings, TokenUsage
 
-encode = msgspec.json.encode
+_encode = msgspec.json.encode
+_LINE_ENDS = {b"\xe2\x80\xa8": b"\\u2028", b"\xe2\x80\xa9": b"\\u2029", b"\xc2\x85": b"\\u0085"}
+"""UTF-8 of characters that end a line in Unicode, and their escapes. msgspec escapes all others."""
+_LINE_END = re.compile(b"|".join(_LINE_ENDS))
 
 _LOWEST_LOGPROB = -9999.0
 """Logprob of an impossible token: JSON has no infinity, and OpenAI and vLLM send this number."""
 PLACE = "\ue000"
 """Text in whose place an encoded value is put."""
+
+
+def encode(value: Any) -> bytes:
+    """JSON without any character that ends a line in Unicode: clients that read a stream by httpx's lines, as Ollama's does,
+    would cut it there."""
+    data = _encode(value)
+    if data.isascii() or _LINE_END.search(data) is None:
+        return data
+    return _LINE_END.sub(lambda found: _LINE_ENDS[found[0]], data)
 
 
 def around(value: Any) -> tuple[bytes, bytes]:

@@ -69,6 +69,16 @@ async def test_a_chat(client: ollama.AsyncClient) -> None:
     assert whole.model == "fake" and whole.created_at.endswith("Z")
 
 
+async def test_line_separators_do_not_break_lines(client: ollama.AsyncClient, house: House) -> None:
+    """The client cuts a stream at all ends of lines that Unicode has, as Go writes none of them."""
+    said = "a\x85b\u2028", "\u2029c", "é\U0001f600"
+    house.engine.script = steps(
+        *(TextDelta(0, text, (1,)) for text in said), TextDelta(0, "", finish_reason="stop")
+    )
+    whole, parts = await both(client.chat, model="fake", messages=HI)
+    assert whole.message.content == "".join(part.message.content for part in parts) == "".join(said)
+
+
 async def test_a_prompt(client: ollama.AsyncClient, house: House) -> None:
     whole, parts = await both(client.generate, model="fake", prompt="Hi", system="Be brief.", keep_alive=-1)
     assert whole.response == "".join(part.response for part in parts) == "Hello!"

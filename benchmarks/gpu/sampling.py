@@ -84,7 +84,9 @@ def penalties(rows: int, width: int, device: torch.device) -> RowShaping:
     table[:, layout.REPETITION] = torch.tensor(1.1).view(torch.int32).to(device)
     table[:, layout.HEADER : layout.HEADER + width : 1000] = layout.IN_PROMPT + 1
     names = torch.arange(rows, dtype=torch.int32, device=device)
-    return RowShaping(table, names, torch.full_like(names, 500), torch.full_like(names, 7 % width))
+    results = torch.zeros(1, layout.result_words(width), device=device)
+    lengths, inputs = torch.full_like(names, 500), torch.full_like(names, 7 % width)
+    return RowShaping(table, names, lengths, inputs, torch.zeros_like(names), results)
 
 
 def language_logits(rows: int, width: int, drawn: torch.Generator) -> torch.Tensor:

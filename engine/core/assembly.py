@@ -53,7 +53,7 @@ def make_scheduler(
         waiting.expect(Forecast(pace, step_tokens, num_slots, config.target_itl), shared)
     policies = Policies.of(config)
     depth = step_depth(executor, config)
-    policies.lengths.expect(executor.pace(), overlaps=depth.most > 1)
+    policies.lengths.expect(executor.pace(), overlaps=depth.most > 1, room=limits.max_step_drafts)
     most_granted = depth.most_granted(step_tokens)
     return Scheduler(
         KvCacheManager(layout, executor.info().name, config.prefix_caching, most_granted),

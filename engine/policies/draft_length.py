@@ -24,6 +24,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from engine.policies.draft_rests import DraftRests
+from engine.policies.draft_room import within_room
 from engine.request import DraftStats
 from engine.sequence import Sequence
 from executors.contract import Pace, interpolated
@@ -123,13 +124,17 @@ class DraftLengths:
         """Of steps without drafts that are launched before those before them have ended."""
         self._rests: DraftRests | None = None
         """None where steps do not overlap."""
+        self._room: int | None = None
+        """Most drafts of a step, of all sequences; None: no limit."""
         self._since_plain: dict[int, int] = {}
         """Steps with drafts since the last one without, by powers of two of the number of sequences."""
         self._hopes: dict[int, tuple[int, bool]] = {}
         self._step = 0
 
-    def expect(self, pace: Pace | None, overlaps: bool = False) -> None:
-        """The executor's pace, after its warmup; `overlaps`: whether steps without drafts are launched ahead of their tokens."""
+    def expect(self, pace: Pace | None, overlaps: bool = False, room: int | None = None) -> None:
+        """The executor's pace, after its warmup; `overlaps`: whether steps without drafts are launched ahead of their tokens;
+        `room`: most drafts of a step, of all sequences."""
+        self._room = room
         if pace is None:
             return
         if overlaps:
@@ -154,7 +159,7 @@ class DraftLengths:
         for seq, token_ids in proposals:
             self._judge(seq, token_ids)
         if self._verify is None:
-            return [token_ids for _, token_ids in proposals]
+            return self._cut(proposals, [len(token_ids) for _, token_ids in proposals])
         parts = self._worth(num_seqs, proposals)
         if self._rests is not None and num_seqs and (is_settled or any(parts)):
             self._rests.decided(num_seqs, any(parts))
@@ -166,12 +171,23 @@ class DraftLengths:
             return [[] for _ in proposals]
         chances = [self._record(seq).chance for seq, _ in proposals]
         lengths = self._best(num_seqs, chances, [len(token_ids) for _, token_ids in proposals], False)
+        return self._cut(proposals, lengths)
+
+    def _cut(self, proposals: SequenceOf[tuple[Sequence, list[int]]], lengths: list[int]) -> list[list[int]]:
+        """The first `lengths` tokens of each proposal, fewer where a step has no room for all of them."""
+        lengths = self._within_room([seq for seq, _ in proposals], lengths)
         return [token_ids[:length] for (_, token_ids), length in zip(proposals, lengths, strict=True)]
+
+    def _within_room(self, seqs: SequenceOf[Sequence], lengths: list[int]) -> list[int]:
+        """How many drafts of each sequence a step has room for, of those that are worth it."""
+        if self._room is None or sum(lengths) <= self._room:
+            return lengths
+        return within_room(lengths, [self._record(seq).chance for seq in seqs], self._room)
 
     def wanted(self, num_seqs: int, seqs: SequenceOf[Sequence]) -> list[int]:
         """How many drafts to ask of the draft model for each of these sequences, of a batch of `num_seqs`."""
         if self._verify is None:
-            return [self.most] * len(seqs)
+            return self._within_room(seqs, [self.most] * len(seqs))
         chances = [self._hoped(seq) for seq in seqs]
         lengths = self._best(num_seqs, chances, [self.most] * len(seqs), True)
         for seq, length in zip(seqs, lengths, strict=True):
@@ -180,7 +196,7 @@ class DraftLengths:
                 record.given_up = None
             elif record.given_up is None:
                 record.given_up = seq.num_known_tokens
-        return lengths
+        return self._within_room(seqs, lengths)
 
     def could_pay(self, num_seqs: int) -> bool:
         """Whether drafts pay in a batch of `num_seqs` if nearly all are right. If not, nothing is to be spent on them."""

@@ -71,8 +71,8 @@ class OptimizationConfig:
     mtp_if_usable: bool = False
     """As `mtp` where the checkpoint has an MTP head that can be used; else none, which is no error."""
     max_drafts: int = 0
-    """Most drafts of a sequence in a step for which a device keeps room: logits of more rows, and graphs. A step with more is
-    computed by slower means."""
+    """Most drafts of a sequence in a step for which a device keeps room: logits of more rows, and graphs. See
+    `ExecutorCapabilities.max_step_drafts`."""
     max_loras: int = 0
     """LoRA adapters that may be loaded at once; 0: none, and the executor is no `LoraExecutor`."""
     max_lora_rank: int = 64

@@ -121,6 +121,9 @@ class ExecutorCapabilities:
     """Most tokens in a step if that is not `ExecutorConfig.max_num_batched_tokens`; None: as configured."""
     max_in_flight: int = 1
     """Number of steps that may be submitted before the first of them is answered. They run in the order of submission."""
+    max_step_drafts: int | None = None
+    """Most drafts of a step, of all its sequences together, that cost no more than their rows. A step with more is computed, by
+    slower means. None: as many as it has tokens."""
     dynamic_batching: bool = False
     continuous_batching: bool = False
     speculative: bool = False

@@ -23,3 +23,8 @@ def row_words(width: int) -> int:
     """Return the words of a row for `width` logits, results included."""
     words = HEADER + 2 * -(-width // ALIGN) * ALIGN
     return -(-words // _ROW_ALIGN) * _ROW_ALIGN
+
+
+def result_words(width: int) -> int:
+    """Return the words of the results of a row behind a draft, which lie outside the table."""
+    return -(-width // _ROW_ALIGN) * _ROW_ALIGN

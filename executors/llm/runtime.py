@@ -87,6 +87,7 @@ class ExecutorRuntime:
             devices=kinds_here(),
             grammars=self.unified.states.grammars.compiler.unsupported is None,
             max_in_flight=self.unified.max_in_flight,
+            max_step_drafts=self.unified.max_step_drafts,
             tensor_parallel=config.parallel.tensor_parallel_size > 1,
             pipeline_parallel=config.parallel.pipeline_parallel_size > 1,
         )  # fmt: skip

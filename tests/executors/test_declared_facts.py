@@ -55,9 +55,11 @@ ATTENTION: dict[AttentionType, dict[str, Any]] = {
 """Fields of a model that needs the form."""
 OF_ENCODERS = {"whole_prompts_only"}
 """Declared by `EncoderExecutor`, whose tests (encoder/test_encoders.py) back them, and by no decoder."""
-SIZES = {"max_batch_size", "max_sequence_length", "max_batched_tokens", "max_in_flight", "memory"}
-"""Not looked at here: the kit fills the largest batch and the longest sequence, `test_executor.py` and
-`test_memory_requirements.py` know the rest."""
+SIZES = {
+    "max_batch_size", "max_sequence_length", "max_batched_tokens", "max_in_flight", "max_step_drafts", "memory",
+}  # fmt: skip
+"""Not looked at here: the kit fills the largest batch and the longest sequence, `test_executor.py`,
+`test_memory_requirements.py` and, of drafts on devices, `tests/gpu/test_device_drafts.py` know the rest."""
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from triton.runtime import JITFunction
 from benchmarks.gpu.narrow_kv import FORMS, STORED
 from executors.kernels import triton as package
 from executors.kernels.lora_tiles import most_tiles
-from executors.kernels.shaping_layout import row_words
+from executors.kernels.shaping_layout import result_words, row_words
 from executors.kernels.triton import tuning
 from executors.kernels.triton.decode_attention import DecodeWorkspace, decode_attention
 from executors.kernels.triton.extend_attention import FASTEST, MASKED, LoopOptions
@@ -394,7 +394,10 @@ def _serve(case: Case) -> None:
     pool = torch.empty(MAX_ROWS * MAX_LEN + 1, dtype=torch.int32, device=META)
     sampler = TritonSampler(max(MAX_ROWS, MIXED_TOKENS[-1]), config.vocab_size, META)
     shaping = torch.empty(MAX_ROWS + 1, row_words(config.vocab_size), dtype=torch.int32, device=META)
-    program = DeviceProgram(runner, sampler, tables, pool, config.vocab_size, MAX_ROWS * MAX_LEN, shaping)
+    results = torch.empty(1, result_words(config.vocab_size), device=META)
+    program = DeviceProgram(
+        runner, sampler, tables, pool, config.vocab_size, MAX_ROWS * MAX_LEN, shaping, results
+    )
     pieces = partial(attention.most_pieces, longest=MAX_LEN)
     shapes = [
         *decode_shapes(MAX_ROWS, pieces),

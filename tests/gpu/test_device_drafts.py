@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from executors.contract import ExecutorError
 from executors.contract.batch import SamplingParams
 from executors.contract.config import OptimizationConfig
 from executors.llm.executor import LlmExecutor
+from executors.llm.sampling.device_shaping import RowShaping, count_inputs, shaped
+from executors.llm.sampling.row_images import RowImage, UnsentRows
+from executors.llm.sampling.shaped_slots import ShapedSlots
 from executors.llm.sampling.slot_grammars import Follower
 from executors.llm.step.launched.grammar_rows import LateSampler
 from executors.llm.step.launched.host_steps import HostReason
 from executors.llm.step.launched.packing import StepPacker
+from executors.llm.step.launched.steps import LaunchedSteps
 from executors.llm.step.sampled_rows import NO_GUESS, SampledRows
 from executors.process.inline import InlineExecutor
 from tests.engine import harness
@@ -40,6 +45,13 @@ FIXED = (
     SamplingParams(temperature=0.75, seed=5, logprobs=2),
 )
 """Biases, bans and logprobs, which do not depend on earlier tokens."""
+HISTORY = (
+    *SHAPED[:3],
+    SHAPED[4],
+    PLAIN[1],
+    SamplingParams(temperature=0.0, repetition_penalty=1.5, logprobs=2),
+)
+"""Penalties and `min_tokens`, beside a row without."""
 GRAMMAR = "start: /[a-m ]{2,40}/"
 GRAMMARS = (None, GRAMMAR, 'start: ("x" | "yz")+', "start: /(.|\\n)*/")
 
@@ -125,9 +137,63 @@ async def test_drafts_behind_grammars_change_no_text(path: Path, seed: int, capt
         assert ours.device is not None and ours.device.replays == 2 * steps, "a step left its graphs"
 
 
-async def test_penalties_beside_drafts_take_the_hosts_way_and_come_back(path: Path) -> None:
-    ours, _ = await same_texts(path, 5, PLAIN + SHAPED[:3], 2)
-    assert set(ours.launched.host_steps.counts) == {HostReason.DRAFTS_WITH_HISTORY}
+@pytest.mark.parametrize(("seed", "captures", "out"), [(5, True, 2), (8, False, 1)])
+async def test_drafts_behind_penalties_and_min_tokens_change_no_text(
+    path: Path, seed: int, captures: bool, out: int
+) -> None:
+    """A row behind drafts counts them, and what was rejected counts no more; beside grammars, too."""
+    ours, ops = await same_texts(path, seed, HISTORY, out, captures, (None, None, GRAMMAR))
+    assert not ours.launched.host_steps.counts
+    if captures:
+        steps = sum(not isinstance(op, int) for op in ops)
+        assert ours.device is not None and ours.device.replays == 2 * steps, "a step left its graphs"
+
+
+async def test_accepted_drafts_are_counted_without_writing_rows_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row is written when its sequence begins, and not for a step with drafts."""
+    written: list[int] = []
+    write = ShapedSlots._write
+    monkeypatch.setattr(
+        ShapedSlots, "_write", lambda self, slot, length: (written.append(slot), write(self, slot, length))[1]
+    )
+    _, ops = await same_texts(path, 9, HISTORY, 2, captures=False)
+    assert len(written) <= sum(isinstance(op, int) for op in ops)
+
+
+async def test_an_engine_asks_for_no_more_drafts_than_there_is_room_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that repeat themselves, so that there are far more guesses; penalties of all, whose room is their own."""
+    monkeypatch.setattr("executors.llm.sampling.draft_rows.DRAFT_ROWS", 7)
+    inner = await faked(path)
+    assert inner.capabilities().max_step_drafts == inner.launched.max_step_drafts == 7
+    asked_of_steps: list[int] = []
+    host_steps = inner.launched.host_steps
+    start = LaunchedSteps.start
+
+    def noted(self: LaunchedSteps, batch: Any) -> Any:
+        asked_of_steps.append(int(batch.num_draft_tokens.sum()))
+        return start(self, batch)
+
+    monkeypatch.setattr(LaunchedSteps, "start", noted)
+    async with harness.engine(  # type: ignore[arg-type]
+        InlineExecutor(inner.config, inner), max_num_batched_tokens=64, num_speculative_tokens=MOST
+    ) as core:
+        assert core._scheduler is not None
+        core._scheduler.policies.lengths._verify = None
+        settings = SamplingParams(temperature=0.0, frequency_penalty=0.01)
+        asked = [harness.request([3 + i, 4, 5, 6] * 3, 16, settings) for i in range(8)]
+        await asyncio.gather(*(harness.run(core, one) for one in asked))
+        assert core.stats().drafts.num_draft_tokens > 50
+    assert max(asked_of_steps) == 7 and not host_steps.counts
+
+
+async def test_an_executor_that_launches_nothing_has_no_limit_of_drafts(path: Path) -> None:
+    assert (await plain(path)).capabilities().max_step_drafts is None
+    assert (await faked(path, captures=False, max_drafts=0)).capabilities().max_step_drafts is None
+    assert (await faked(path, captures=False)).capabilities().max_step_drafts == 16 * MOST
 
 
 @pytest.mark.parametrize("out", [1, 2, 3])
@@ -163,6 +229,8 @@ LAUNCHED: list[tuple[str, SamplingParams, dict[str, Any], int]] = [
     ("allowed ids", FIXED[1], {}, 2),
     ("penalties", SHAPED[0], {}, 0),
     ("min_tokens", SHAPED[4], {}, 0),
+    ("penalties, drafts", SHAPED[0], {}, 2),
+    ("min_tokens, drafts", SHAPED[4], {}, 2),
     ("grammar", GREEDY, {"grammar": GRAMMAR}, 0),
     ("grammar, drafts", GREEDY, {"grammar": GRAMMAR}, 2),
 ]
@@ -171,8 +239,6 @@ HOSTED: list[tuple[HostReason, SamplingParams, dict[str, Any], int]] = [
     (HostReason.SETTINGS, SamplingParams(temperature=0.75, seed=7, typical_p=0.5), {}, 0),
     (HostReason.SETTINGS, SamplingParams(temperature=0.75, seed=7, typical_p=0.5), {}, 2),
     (HostReason.SETTINGS, SamplingParams(temperature=0.75, seed=6, bad_words=((1, 2), (3,))), {}, 0),
-    (HostReason.DRAFTS_WITH_HISTORY, SHAPED[0], {}, 2),
-    (HostReason.DRAFTS_WITH_HISTORY, SHAPED[4], {}, 2),
 ]
 
 
@@ -220,6 +286,18 @@ async def test_more_drafts_than_there_is_room_for_take_the_hosts_way(path: Path)
         executor.launched.host_steps.counts.clear()
         driver = Driver(executor)
         seq = driver.add([1, 2, 3])
+        await driver.step([(seq, [1, 2, 3], True, 0)])
+        await driver.step([(seq, [7] + [8] * drafts, True, drafts)])
+        assert executor.launched.host_steps.counts == counts
+        executor.release_cache(seq.seq_id)
+
+
+async def test_more_shaped_drafts_than_have_results_take_the_hosts_way(path: Path) -> None:
+    executor = await faked(path, captures=False, max_drafts=1)
+    for drafts, counts in ((16, {}), (17, {HostReason.TOO_MANY_DRAFTS: 1})):
+        executor.launched.host_steps.counts.clear()
+        driver = Driver(executor)
+        seq = driver.add([1, 2, 3], SHAPED[3])
         await driver.step([(seq, [1, 2, 3], True, 0)])
         await driver.step([(seq, [7] + [8] * drafts, True, drafts)])
         assert executor.launched.host_steps.counts == counts
@@ -398,6 +476,73 @@ def a_mask_for_all_drafts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Follower, "masks", same)
 
 
+def shaped_otherwise(patch: pytest.MonkeyPatch, change: Callable[[RowShaping], RowShaping]) -> None:
+    """Rows are shaped by something else, and counted as before."""
+    patch.setattr(
+        "executors.llm.sampling.device_sampler.shaped",
+        lambda logits, shaping, part: shaped(logits, change(shaping), part),
+    )
+
+
+def the_drafts_of_another_row(patch: pytest.MonkeyPatch) -> None:
+    """A row behind a draft counts the input of the row before it."""
+
+    def change(one: RowShaping) -> RowShaping:
+        return replace(one, inputs=torch.where(one.guessed > 0, one.inputs.roll(1), one.inputs))
+
+    shaped_otherwise(patch, change)
+
+
+def drafts_that_do_not_count(patch: pytest.MonkeyPatch) -> None:
+    """A row behind a draft counts what its sequence's first row counts, and no draft."""
+
+    def change(one: RowShaping) -> RowShaping:
+        first = torch.where(one.guessed == 0, torch.arange(len(one.rows)), 0).cummax(0)[0]
+        return replace(one, inputs=one.inputs[first], lengths=one.lengths[first])
+
+    shaped_otherwise(patch, change)
+
+
+def a_rejected_draft_stays_counted(patch: pytest.MonkeyPatch) -> None:
+    """The device counts drafts as it counts inputs."""
+    patch.setattr(
+        "executors.llm.sampling.device_sampler.count_inputs",
+        lambda shaping: count_inputs(replace(shaping, guessed=torch.zeros_like(shaping.guessed))),
+    )
+
+
+def changed_counts(patch: pytest.MonkeyPatch, change: Callable[[RowImage], RowImage]) -> None:
+    """The host counts accepted drafts otherwise."""
+    put = UnsentRows.put
+    patch.setattr(
+        UnsentRows,
+        "put",
+        lambda self, row, image: put(self, row, change(image) if image.otherwise is None else image),
+    )
+
+
+def an_accepted_draft_counts_twice(patch: pytest.MonkeyPatch) -> None:
+    changed_counts(
+        patch, lambda one: replace(one, values=one.values + (np.arange(len(one.values)) > 0).astype(np.int32))
+    )
+
+
+def an_accepted_draft_does_not_count(patch: pytest.MonkeyPatch) -> None:
+    changed_counts(patch, lambda one: replace(one, places=one.places[:1], values=one.values[:1]))
+
+
+def the_last_input_is_counted_by_the_host_alone(patch: pytest.MonkeyPatch) -> None:
+    """The device takes it for counted."""
+    changed_counts(
+        patch,
+        lambda one: replace(one, values=one.values + (np.arange(len(one.values)) == 0).astype(np.int32)),
+    )
+
+
+HISTORY_MUTANTS = (
+    the_drafts_of_another_row, drafts_that_do_not_count, a_rejected_draft_stays_counted, an_accepted_draft_counts_twice,
+    an_accepted_draft_does_not_count, the_last_input_is_counted_by_the_host_alone,
+)  # fmt: skip
 MUTANTS = (
     a_neighbours_row, drafts_of_the_item_before, kv_of_a_rejected_draft, the_last_token_behind_another_input,
     the_last_token_at_another_position, settings_of_a_neighbour, one_row_an_item, the_grammar_takes_the_first_token_alone,
@@ -405,12 +550,13 @@ MUTANTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("mutate", MUTANTS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("mutate", [*MUTANTS, *HISTORY_MUTANTS], ids=lambda one: one.__name__)
 async def test_a_mutant_is_caught(
     mutate: Callable[[pytest.MonkeyPatch], None], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = await plain(path)
-    maker = DraftMaker(theirs, 6, await texts(theirs, 6, PLAIN, GRAMMARS), MOST)
+    seed, settings, grammars = (5, HISTORY, (None,)) if mutate in HISTORY_MUTANTS else (6, PLAIN, GRAMMARS)
+    maker = DraftMaker(theirs, seed, await texts(theirs, seed, settings, grammars), MOST)
     ops = maker.make()
     ours = await faked(path, captures=False)
     mutate(monkeypatch)

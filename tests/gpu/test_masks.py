@@ -11,7 +11,7 @@ import torch
 from triton.runtime.errors import InterpreterError
 
 from executors.contract.batch import SamplingParams
-from executors.kernels.shaping_layout import ALIGN, HEADER, row_words
+from executors.kernels.shaping_layout import ALIGN, HEADER, result_words, row_words
 from executors.kernels.triton import sampling, shaping
 from executors.llm.sampling.device_sampler import DeviceSampler, TorchDeviceSampler
 from executors.llm.sampling.device_shaping import RowShaping
@@ -84,7 +84,9 @@ def chosen(
         settings_of(params, u),
         tokens,
         bad,
-        RowShaping(table, names, 9 * ones, ones),
+        RowShaping(
+            table, names, 9 * ones, ones, 0 * ones, torch.zeros(1, result_words(width), device=DEVICE)
+        ),
         masks,
     )
     return tokens.cpu().numpy(), bad.cpu().numpy()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from triton.runtime.errors import InterpreterError
 
 from executors.contract import InvalidInput
 from executors.contract.batch import SamplingParams, SequenceStart, UnifiedBatch
@@ -16,6 +18,8 @@ from executors.contract.errors import ItemFault
 from executors.contract.reference_sampler import edited
 from executors.contract.token_history import TokenHistory
 from executors.kernels.shaping_layout import row_words
+from executors.kernels.triton import sampling as sampling_kernels
+from executors.kernels.triton import shaping as shaping_kernels
 from executors.llm.sampling import device_shaping as layout
 from executors.llm.sampling.device_sampler import TorchDeviceSampler
 from executors.llm.sampling.device_shaping import RowShaping, count_inputs, shaped
@@ -25,11 +29,14 @@ from executors.llm.step_arrays import StepArrays
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.driver import Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
+from tests.gpu.test_kernel_mutants import mutated
 from tests.gpu.test_sampling import DEVICE, DTYPES, settings_of
 from tests.gpu.workloads import SHAPED, SMALL
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:overflow encountered in")]
 MAX_LEN = 64
+MOST = 4
+"""Drafts of a sequence in a step."""
 
 
 def random_settings(rng: np.random.Generator, width: int) -> SamplingParams:
@@ -55,7 +62,9 @@ class Slots:
     """`ShapedSlots` fed by hand, a step at a time, with the device's part played at once."""
 
     def __init__(self, num_slots: int, width: int, limit: int = 1 << 30) -> None:
-        self.slots = ShapedSlots(num_slots, num_slots, MAX_LEN, width, DEVICE, self.settle, limit)
+        self.slots = ShapedSlots(
+            num_slots, num_slots, MAX_LEN, width, DEVICE, self.settle, limit, MOST * num_slots
+        )
         self.settled = 0
         self.due: list[tuple[object, np.ndarray]] = []
         self.device_tokens: dict[tuple[int, int], int] = {}
@@ -77,32 +86,32 @@ class Slots:
         flat[torch.from_numpy(places).to(DEVICE)] = torch.from_numpy(values).to(DEVICE)
         sending.sent()
 
-    def step(self, items: list[tuple[int, int, list[int]]]) -> RowShaping:
-        """`items`: slot, position and tokens, -1 pending. Returns what the sampler gets, and does not count."""
-        batch, arrays = made(items)
+    def step(self, items: list[tuple[int, int, list[int]]], drafts: list[int] | None = None) -> RowShaping:
+        """`items`: slot, position and tokens, -1 pending, the last ones of which are `drafts`. Returns what the sampler gets, and
+        does not count."""
+        batch, arrays = made(items, drafts)
         self.slots.prepare(batch, arrays, np.ones(len(items), np.bool_))
         self.send()
-        known = [tokens[-1] for _, _, tokens in items]
-        inputs = [
-            self.device_tokens[slot, begin + len(tokens) - 1] if last < 0 else last
-            for (slot, begin, tokens), last in zip(items, known, strict=True)
-        ]
-        ends = [begin + len(tokens) for _, begin, tokens in items]
-        rows = self.slots.row_of[[slot for slot, *_ in items]]
-        return RowShaping(
-            self.slots.table,
-            *(
-                torch.tensor(np.array(column, np.int32), device=DEVICE)
-                for column in (rows.tolist(), ends, inputs)
-            ),
+        columns: list[tuple[int, int, int, int]] = []
+        behind = 0
+        for slot, end, place, token in rows_of(items, drafts):
+            row = int(self.slots.row_of[slot])
+            guessed = place > 0 and row >= 0
+            behind += guessed
+            known = self.device_tokens[slot, end - 1] if token < 0 else token
+            columns.append((row, end, known, behind if guessed else 0))
+        rows, ends, inputs, numbers = (
+            torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in zip(*columns, strict=True)
         )
+        return RowShaping(self.slots.table, rows, ends, inputs, numbers, self.slots.results)
 
     def sampled(
-        self, items: list[tuple[int, int, list[int]]], tokens: list[int], later: bool = False
-    ) -> None:
-        """What a step with these items gave; `later`: the host hears of it with the next settling."""
-        slots = np.array([slot for slot, *_ in items])
-        ends = np.array([begin + len(given) for _, begin, given in items])
+        self, items: list[tuple[int, int, list[int]]], tokens: list[int], later: bool = False,
+        drafts: list[int] | None = None,
+    ) -> None:  # fmt: skip
+        """What the rows of a step with these items gave; `later`: the host hears of it with the next settling."""
+        rows = list(rows_of(items, drafts))
+        slots, ends = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
         self.device_tokens |= dict(zip(zip(slots.tolist(), ends.tolist(), strict=True), tokens, strict=True))
         recording = self.slots.recording(slots, ends)
         if recording is not None:
@@ -112,14 +121,26 @@ class Slots:
             self.settled -= 1
 
 
-def made(items: list[tuple[int, int, list[int]]]) -> tuple[UnifiedBatch, StepArrays]:
+def rows_of(
+    items: list[tuple[int, int, list[int]]], drafts: list[int] | None = None
+) -> Iterator[tuple[int, int, int, int]]:
+    """Slot, number of tokens before it, number of drafts before it and last input of each sampled row."""
+    for (slot, begin, tokens), most in zip(items, drafts or [0] * len(items), strict=True):
+        for place in range(most + 1):
+            count = len(tokens) - most + place
+            yield slot, begin + count, place, tokens[count - 1]
+
+
+def made(
+    items: list[tuple[int, int, list[int]]], drafts: list[int] | None = None
+) -> tuple[UnifiedBatch, StepArrays]:
     ids = np.array([max(token, 0) for _, _, tokens in items for token in tokens], np.int32)
     pending = np.array([token < 0 for _, _, tokens in items for token in tokens], np.bool_)
     counts = np.array([len(tokens) for _, _, tokens in items])
     begins = np.array([begin for _, begin, _ in items])
     slots = np.array([slot for slot, *_ in items], np.int32)
     batch = UnifiedBatch(
-        epoch=1, step_id=1, num_draft_tokens=np.zeros(len(items), np.int32), seq_ids=slots.astype(np.int64),
+        epoch=1, step_id=1, num_draft_tokens=np.array(drafts or [0] * len(items), np.int32), seq_ids=slots.astype(np.int64),
         slots=slots, token_ids=ids, num_q_tokens=counts.astype(np.int32),
         pos_offsets=begins.astype(np.int32), is_final_chunk=np.ones(len(items), np.bool_), pending=pending,
     )  # fmt: skip
@@ -198,6 +219,85 @@ def test_kernels_choose_what_torch_chooses(dtype: torch.dtype, width: int, capac
         shaping = slots.step(following)
 
 
+@pytest.mark.parametrize("sampler", ["triton", "torch"])
+@pytest.mark.parametrize(("width", "seed"), [(30, 1), (700, 2)])
+def test_a_row_behind_drafts_is_shaped_as_if_they_were_given(sampler: str, width: int, seed: int) -> None:
+    """Each row against the reference, over three steps: greedy, as little else tells what one logit was. More rows than torch
+    takes at a time; a sequence's rows lie on both sides of that border."""
+    check_drafts(sampler, width, seed)
+
+
+def check_drafts(sampler: str, width: int, seed: int, number_of_steps: int = 3) -> None:
+    rng, count = np.random.default_rng(seed), 16
+    slots = Slots(count, width)
+    histories: list[tuple[SamplingParams, list[int], list[int]]] = []
+    for slot in range(count):
+        params = replace(random_settings(rng, width), temperature=0.0)
+        prompt = rng.integers(0, width, 5).tolist()
+        slots.slots.begin(start(slot, prompt, params))
+        histories.append((params, prompt, []))
+    for number in range(number_of_steps):
+        items, drafts, accepted = [], [], []
+        for slot, (_, prompt, output) in enumerate(histories):
+            drafts.append(int(rng.integers(0, MOST + 1)))
+            accepted.append(int(rng.integers(0, drafts[-1] + 1)))
+            known = (prompt + output)[len(prompt) + len(output) - 1 if number else 0 :]
+            # Of few tokens, so that they repeat each other and the output.
+            guesses = (rng.integers(0, 5, drafts[-1]) + int(rng.integers(0, width - 5))).tolist()
+            begin = len(prompt) + len(output) - len(known)
+            items.append((slot, begin, known + guesses))
+        shaping = slots.step(items, drafts)
+        n = len(shaping.rows)
+        assert n > 32
+        logits = torch.from_numpy(rng.normal(0, 1, (n, width)).astype(np.float32))
+        tokens = torch.zeros(n, dtype=torch.int32, device=DEVICE)
+        bad = torch.zeros(n, dtype=torch.int8, device=DEVICE)
+        chooser = TritonSampler(n, width, DEVICE) if sampler == "triton" else TorchDeviceSampler()
+        columns = settings_of([SamplingParams(temperature=0.0)] * n, np.zeros(n))
+        for _ in range(2):  # the second time the inputs are counted already
+            chooser.sample(logits.to(DEVICE), columns, tokens, bad, shaping)
+            for row, (slot, _, place, _) in enumerate(rows_of(items, drafts)):
+                params, prompt, output = histories[slot]
+                given = items[slot][2]
+                text = output + given[len(given) - drafts[slot] :][:place]
+                expected = reference(logits[row].numpy(), params, prompt, text)
+                if np.isneginf(expected).all():
+                    assert bad[row] == 2
+                else:
+                    assert bad[row] == 0 and expected[tokens[row]] == expected.max(), (row, slot, place)
+        drawn: list[int] = []
+        for slot, (_, _, output) in enumerate(histories):
+            guesses = items[slot][2][len(items[slot][2]) - drafts[slot] :]
+            if (own := int(slots.slots.row_of[slot])) >= 0 and histories[slot][0].penalized:
+                words = slots.slots.table[own, layout.HEADER : layout.HEADER + width].cpu().numpy()
+                counts = (words & (layout.IN_PROMPT - 1)).tolist()
+                assert counts == [output.count(token) for token in range(width)], "a draft was counted"
+            own_tokens = [*guesses[: accepted[slot]], *rng.integers(0, width, drafts[slot] + 1).tolist()]
+            drawn += own_tokens[: drafts[slot] + 1]
+            output += own_tokens[: accepted[slot] + 1]
+        slots.sampled(items, drawn, drafts=drafts)
+
+
+DRAFT_MUTANTS = {
+    "no drafts": ("tl.load(guessed + before) > 0", "tl.load(guessed + before) < 0"),
+    "the draft of the next row": ("range(before, row + 1)", "range(before, row + 2)"),
+    "one draft less": ("range(before, row + 1)", "range(before, tl.maximum(row, before + 1))"),
+    "results in one place": ("if number > 0:", "if number > 1000:"),
+    "results of the first draft": ("(number - 1).to(tl.int64)", "(number * 0).to(tl.int64)"),
+    "a draft is counted": (" & (shape[7] == 0)", ""),
+}
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("name", DRAFT_MUTANTS)
+def test_a_mutant_of_drafts_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = mutated(shaping_kernels, tmp_path, DRAFT_MUTANTS[name])
+    for function in ("row_shape", "load_logits", "shape_logits", "count_input"):
+        monkeypatch.setattr(sampling_kernels, function, getattr(mutant, function))
+    with pytest.raises((AssertionError, InterpreterError)):
+        check_drafts("triton", 30, 1, number_of_steps=2)
+
+
 def test_who_is_left_with_nothing_is_told_so() -> None:
     width = 40
     slots = Slots(3, width)
@@ -246,8 +346,9 @@ def test_an_input_is_counted_once_however_often_its_step_is_computed() -> None:
 @pytest.mark.long(every=6)
 @pytest.mark.parametrize("seed", range(6))
 def test_counts_follow_the_inputs_whatever_is_done_to_a_sequence(seed: int) -> None:
-    """Decodes whose tokens are pending or known, recorded at once or later; rolled back, led astray, computed anew in one piece,
-    started again, taken over by the host and given back, released. The row says what a history would."""
+    """Decodes whose tokens are pending or known, recorded at once or later; with drafts, all, some or none of which are accepted;
+    rolled back, led astray, computed anew in one piece, started again, taken over by the host and given back, released. The row
+    says what a history would."""
     rng, width = random.Random(seed), 12
     params = SamplingParams(frequency_penalty=0.5, repetition_penalty=1.5, logit_bias=((2, 1.0),))
     slots = Slots(3, width)
@@ -261,7 +362,7 @@ def test_counts_follow_the_inputs_whatever_is_done_to_a_sequence(seed: int) -> N
                 output = [rng.randrange(width) for _ in range(rng.choice((0, 0, 3)))]
                 assert slots.slots.begin(start(slot, prompt, params, output))
                 truth[slot], at[slot] = (prompt, output), 0
-        items, hosted = [], rng.random() < 0.15
+        items, drafts, hosted = [], [], rng.random() < 0.15
         for slot in rng.sample(range(3), rng.randint(1, 3)):
             prompt, output = truth[slot]
             tokens = prompt + output
@@ -277,40 +378,55 @@ def test_counts_follow_the_inputs_whatever_is_done_to_a_sequence(seed: int) -> N
             done.add(what)
             given = tokens[begin:]
             truth[slot] = (prompt, tokens[len(prompt) :])
-            if what == "on" and rng.random() < 0.6:
+            guesses = rng.choice((0, 0, 1, 3)) if not hosted else 0
+            if what == "on" and not guesses and rng.random() < 0.6:
                 given[-1] = -1
-            items.append((slot, begin, given))
+            drafts.append(guesses)
+            items.append((slot, begin, [*given, *(rng.randrange(width) for _ in range(guesses))]))
         for slot, begin, given in items:
             if given[-1] < 0:
                 slots.device_tokens[slot, begin + len(given) - 1] = truth[slot][1][-1]
-        drawn = [rng.randrange(width) for _ in items]
+        drawn: list[list[int]] = []
+        accepted = [rng.randint(0, count) for count in drafts]
+        for (_, _, given), count, right in zip(items, drafts, accepted, strict=True):
+            done |= {"accepted"} if right else {"rejected"} if count else set()
+            guesses = given[len(given) - count :]
+            drawn.append([*guesses[:right], *(rng.randrange(width) for _ in range(count + 1 - right))])
+            if right < count and drawn[-1][right] == guesses[right]:
+                drawn[-1][right] = (guesses[right] + 1) % width
         if hosted:
-            host_step(slots, items, drawn, truth)
+            host_step(slots, items, [one[0] for one in drawn], truth)
             done.add("hosted")
         else:
-            device_step(slots, items, drawn, truth, width, later=rng.random() < 0.5)
-        for (slot, begin, given), token in zip(items, drawn, strict=True):
-            at[slot] = begin + len(given)
-            truth[slot][1].append(token)
+            later = not any(drafts) and rng.random() < 0.5
+            device_step(slots, items, drafts, drawn, truth, width, later)
+        for (slot, begin, given), count, right, tokens in zip(items, drafts, accepted, drawn, strict=True):
+            at[slot] = begin + len(given) - count + right
+            truth[slot][1].extend(tokens[: right + 1])
             if at[slot] > MAX_LEN - 4 or rng.random() < 0.03:
                 slots.slots.drop(slot)
                 del truth[slot]
-    assert done == {"on", "back", "astray", "anew", "hosted"} and slots.settled < 200
+    assert done == {"on", "back", "astray", "anew", "hosted", "accepted", "rejected"} and slots.settled < 200
 
 
-def device_step(slots: Slots, items: list, drawn: list[int], truth: dict, width: int, later: bool) -> None:
-    shaping = slots.step(items)
-    logits = torch.ones(len(items), width, device=DEVICE)
+def device_step(
+    slots: Slots, items: list, drafts: list[int], drawn: list[list[int]], truth: dict, width: int, later: bool
+) -> None:
+    shaping = slots.step(items, drafts)
+    logits = torch.ones(len(shaping.rows), width, device=DEVICE)
     found = shaped(logits, shaping).cpu().numpy()
     count_inputs(shaping)
-    for row, (slot, _, _) in enumerate(items):
+    guesses = {
+        slot: given[len(given) - count :] for (slot, _, given), count in zip(items, drafts, strict=True)
+    }
+    for row, (slot, _, place, _) in enumerate(rows_of(items, drafts)):
         prompt, output = truth[slot]
-        expected = reference(np.ones(width, np.float32), PARAMS, prompt, output)
+        expected = reference(np.ones(width, np.float32), PARAMS, prompt, output + guesses[slot][:place])
         np.testing.assert_allclose(found[row], expected, rtol=1e-6)
         words = slots.slots.table[int(shaping.rows[row]), layout.HEADER : layout.HEADER + width].cpu().numpy()
         counts = [int(word) & (layout.IN_PROMPT - 1) for word in words]
         assert counts == [output.count(token) for token in range(width)]
-    slots.sampled(items, drawn, later)
+    slots.sampled(items, [token for one in drawn for token in one], later, drafts)
 
 
 PARAMS = SamplingParams(frequency_penalty=0.5, repetition_penalty=1.5, logit_bias=((2, 1.0),))

@@ -77,7 +77,7 @@ def _dropped(shape, DROP: tl.constexpr):
 @triton.jit
 def tiles_kernel(
     logits, temperatures, top_ks, min_ps, maxima, sums, stride, num_tiles,
-    table, table_stride, shaped, ends, inputs, masks, masks_stride, masked,
+    table, table_stride, shaped, ends, inputs, guessed, results, results_stride, masks, masks_stride, masked,
     WIDTH: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """PARTS tiles of one row: `maxima` (inf where a logit is NaN) and, where the row needs it, `sums`, float32 [n, tiles]."""
@@ -87,11 +87,15 @@ def tiles_kernel(
         tile = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
         at = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
         line = logits + row.to(tl.int64) * stride
-        shape = row_shape(table, table_stride, shaped, ends, inputs, masks, masks_stride, masked, row)
+        shape = row_shape(
+            table, table_stride, shaped, ends, inputs, guessed, results, results_stride, masks, masks_stride, masked, row, WIDTH,
+        )  # fmt: skip
         if shape[1]:
             first = tl.program_id(0) * PARTS * TILE
-            shape_logits(line, first, shape, PARTS * TILE, min(PARTS * TILE, _PIECE), WIDTH)
-        values = load_logits(line, at, at < WIDTH, shape, WIDTH)
+            shape_logits(
+                line, first, shape, ends, inputs, guessed, row, PARTS * TILE, min(PARTS * TILE, _PIECE), WIDTH
+            )  # fmt: skip
+        values = load_logits(line, at, at < WIDTH, shape)
         values = tl.where(values != values, float("inf"), values)
         peak = tl.max(values, 1)
         into = row.to(tl.int64) * num_tiles + tile
@@ -122,7 +126,7 @@ def _draw_from_tiles(
     own = tl.sum(tl.where(tl.arange(0, TILES) == chosen, mass, 0))
     before = tl.sum(tl.where(passed, mass, 0))
     at = chosen * TILE + tl.arange(0, TILE)
-    values = load_logits(line, at, at < WIDTH, shape, WIDTH)
+    values = load_logits(line, at, at < WIDTH, shape)
     inside = _integer(_share(values, tl.load(maxima + chosen), scale))
     rest = (u * total.to(tl.float64) - before.to(tl.float64)) / own.to(tl.float64)
     goal_inside = _goal(tl.maximum(rest, 0.0), tl.sum(inside))
@@ -144,7 +148,7 @@ def _first_of_largest(
     """The lowest id of the largest logit."""
     tile = tl.min(tl.where(peaks == best, tl.arange(0, TILES), TILES))
     at = tile * TILE + tl.arange(0, TILE)
-    values = load_logits(line, at, at < WIDTH, shape, WIDTH)
+    values = load_logits(line, at, at < WIDTH, shape)
     return tl.min(tl.where((values == best) & (at < WIDTH), at, WIDTH - 1))
 
 
@@ -195,7 +199,7 @@ def _take_out(
             tiles = tl.sum(tl.where(match, tile[None, :], 0), 1)
             at = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
             real = (numbers < many)[:, None] & (at < WIDTH)
-            values = load_logits(line, at, real, shape, WIDTH)
+            values = load_logits(line, at, real, shape)
             stays = real & (values.to(tl.float64) >= cut)
             counts = tl.sum(stays.to(tl.int32), 1)
             before = count + tl.cumsum(counts, 0) - counts
@@ -210,7 +214,7 @@ def _take_out(
 def rows_kernel(
     logits, temperatures, top_ks, top_ps, min_ps, noise, maxima, sums, tokens, bad, bests, totals, lengths, listed, ids,
     stride, num_tiles,
-    table, table_stride, shaped, ends, inputs, masks, masks_stride, masked,
+    table, table_stride, shaped, ends, inputs, guessed, results, results_stride, masks, masks_stride, masked,
     WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr, CAPACITY: tl.constexpr,
     DROP: tl.constexpr,
 ):  # fmt: skip
@@ -224,7 +228,9 @@ def rows_kernel(
     if temperature >= 0.0:
         wide = row.to(tl.int64)
         line, own_sums = logits + wide * stride, sums + wide * num_tiles
-        shape = row_shape(table, table_stride, shaped, ends, inputs, masks, masks_stride, masked, row)
+        shape = row_shape(
+            table, table_stride, shaped, ends, inputs, guessed, results, results_stride, masks, masks_stride, masked, row, WIDTH,
+        )  # fmt: skip
         tile = tl.arange(0, TILES)
         peaks = tl.load(maxima + wide * num_tiles + tile, mask=tile < num_tiles, other=float("-inf"))
         best = tl.max(peaks)
@@ -265,10 +271,10 @@ def rows_kernel(
 
 
 @triton.jit
-def _listed(line, shape, listed, whole, at, length, WIDTH: tl.constexpr):
+def _listed(line, shape, listed, whole, at, length):
     """Logits of a list, float32: the whole row, or its candidates; -inf past the end."""
     if whole:
-        values = load_logits(line, at, at < length, shape, WIDTH)
+        values = load_logits(line, at, at < length, shape)
     else:
         values = tl.load(listed + at, mask=at < length, other=float("-inf"))
     return values
@@ -277,14 +283,13 @@ def _listed(line, shape, listed, whole, at, length, WIDTH: tl.constexpr):
 @triton.jit
 def _amounts(
     line, shape, listed, whole, length, pivots, best, scale, floor, drop, WEIGH: tl.constexpr, LIST: tl.constexpr,
-    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """int64 [16]: how many of a list have a key of at least each of `pivots`; with WEIGH what those of them weigh that
     min-p's `floor` leaves."""
     sums = tl.zeros((16,), tl.int64)
     for first in range(0, length, LIST):
         at = first + tl.arange(0, LIST)
-        values = _listed(line, shape, listed, whole, at, length, WIDTH)
+        values = _listed(line, shape, listed, whole, at, length)
         counted = at < length
         if WEIGH:
             counted &= values.to(tl.float64) >= floor
@@ -299,7 +304,6 @@ def _amounts(
 @triton.jit
 def _threshold(
     line, shape, listed, whole, length, goal, best, scale, floor, drop, WEIGH: tl.constexpr, LIST: tl.constexpr,
-    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The largest key with at least `goal`, float64, of the list at or above it; the list must have as much."""
     bound = tl.full((), 0, tl.uint32)
@@ -307,7 +311,7 @@ def _threshold(
         shift = 28 - drop - 4 * digit
         pivots = bound + (tl.arange(0, 16).to(tl.uint32) << shift)
         amounts = _amounts(
-            line, shape, listed, whole, length, pivots, best, scale, floor, drop, WEIGH, LIST, WIDTH
+            line, shape, listed, whole, length, pivots, best, scale, floor, drop, WEIGH, LIST
         )  # fmt: skip
         bound += (tl.sum((amounts.to(tl.float64) >= goal).to(tl.int32)) - 1).to(tl.uint32) << shift
     return bound
@@ -316,7 +320,6 @@ def _threshold(
 @triton.jit
 def _draw_from_list(
     line, shape, listed, whole, length, least, ties, total, u, best, scale, floor, drop, LIST: tl.constexpr,
-    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The place in the list of the drawn token: of keys above `least`, and of the first `ties` equal to it, which weigh
     `total` together."""
@@ -325,7 +328,7 @@ def _draw_from_list(
     before = tl.full((), 0, tl.int64)
     for first in range(0, length, LIST):
         at = first + tl.arange(0, LIST)
-        values = _listed(line, shape, listed, whole, at, length, WIDTH)
+        values = _listed(line, shape, listed, whole, at, length)
         key = _key(values, drop)
         tie = ((key == least) & (at < length)).to(tl.int32)
         stays = (key > least) | ((tie > 0) & (num_ties + tl.cumsum(tie, 0) <= ties))
@@ -341,14 +344,16 @@ def _draw_from_list(
 @triton.jit
 def limits_kernel(
     logits, temperatures, top_ks, top_ps, min_ps, noise, tokens, bests, totals, lengths, listed, ids, stride,
-    table, table_stride, shaped, ends, inputs, masks, masks_stride, masked,
+    table, table_stride, shaped, ends, inputs, guessed, results, results_stride, masks, masks_stride, masked,
     WIDTH: tl.constexpr, CAPACITY: tl.constexpr, DROP: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """The token of one row with limits, as `rows_kernel` left it. Then nothing else reads what shapes the row, and its input is
     counted."""
     row = tl.program_id(0)
     length = tl.load(lengths + row)
-    shape = row_shape(table, table_stride, shaped, ends, inputs, masks, masks_stride, masked, row)
+    shape = row_shape(
+        table, table_stride, shaped, ends, inputs, guessed, results, results_stride, masks, masks_stride, masked, row, WIDTH,
+    )  # fmt: skip
     if length > 0:
         wide = row.to(tl.int64)
         line, own = logits + wide * stride, listed + wide * CAPACITY
@@ -363,12 +368,10 @@ def limits_kernel(
         if by_k:
             # Where min-p's cut is the higher one, the list may have fewer.
             goal = tl.minimum(top_k, length).to(tl.float64)
-            least = _threshold(
-                line, shape, own, whole, length, goal, best, scale, floor, drop, False, LIST, WIDTH
-            )
+            least = _threshold(line, shape, own, whole, length, goal, best, scale, floor, drop, False, LIST)
         pivots = least + tl.zeros((16,), tl.uint32)
         total = tl.max(
-            _amounts(line, shape, own, whole, length, pivots, best, scale, floor, drop, True, LIST, WIDTH)
+            _amounts(line, shape, own, whole, length, pivots, best, scale, floor, drop, True, LIST)
         )
         ties = tl.full((), WIDTH, tl.int32)
         if top_p < 1.0:
@@ -378,17 +381,11 @@ def limits_kernel(
             # At least one token stays; what rounding asks beyond the candidates, they do not have.
             goal = tl.minimum(top_p.to(tl.float64) * weight.to(tl.float64), total.to(tl.float64))
             goal = tl.maximum(goal, 1.0)
-            least = _threshold(
-                line, shape, own, whole, length, goal, best, scale, floor, drop, True, LIST, WIDTH
-            )
+            least = _threshold(line, shape, own, whole, length, goal, best, scale, floor, drop, True, LIST)
             # Of the tokens at the border, all of one weight, those stay that begin before the goal.
             pivots = least + (tl.arange(0, 16) > 0).to(tl.uint32)
-            weights = _amounts(
-                line, shape, own, whole, length, pivots, best, scale, floor, drop, True, LIST, WIDTH
-            )
-            counts = _amounts(
-                line, shape, own, whole, length, pivots, best, scale, floor, drop, False, LIST, WIDTH
-            )
+            weights = _amounts(line, shape, own, whole, length, pivots, best, scale, floor, drop, True, LIST)
+            counts = _amounts(line, shape, own, whole, length, pivots, best, scale, floor, drop, False, LIST)
             above, equal = tl.min(weights), (tl.max(counts) - tl.min(counts)).to(tl.int32)
             each = (tl.max(weights) - above) // equal
             ties = tl.ceil((goal - above.to(tl.float64)) / each.to(tl.float64)).to(tl.int32)
@@ -396,7 +393,7 @@ def limits_kernel(
             total = above + each * ties
         u = tl.load(noise + row)
         place = _draw_from_list(
-            line, shape, own, whole, length, least, ties, total, u, best, scale, floor, drop, LIST, WIDTH
+            line, shape, own, whole, length, least, ties, total, u, best, scale, floor, drop, LIST
         )  # fmt: skip
         if whole:
             token = place

@@ -25,21 +25,28 @@ _ALIGN = tl.constexpr(layout.ALIGN)
 
 
 @triton.jit
-def row_shape(table, stride, shaped, lengths, inputs, masks, masks_stride, masked, row):
+def row_shape(
+    table, stride, shaped, lengths, inputs, guessed, results, results_stride, masks, masks_stride, masked, row,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
     """Describe the shaping of a row of logits: its row of the table, whether it has one, the number of inputs, and the last
-    input; then its mask, and whether it has one."""
-    name, mask = tl.load(shaped + row), tl.load(masked + row)
+    input; then its mask, and whether it has one; then where its results are, float32, and whether its last input is a draft."""
+    name, mask, number = tl.load(shaped + row), tl.load(masked + row), tl.load(guessed + row)
     own = table + tl.maximum(name, 0).to(tl.int64) * stride
     words = masks + tl.maximum(mask, 0).to(tl.int64) * masks_stride
-    return own, name >= 0, tl.load(lengths + row), tl.load(inputs + row), words, mask >= 0
+    into = own + (_HEADER + (WIDTH + _ALIGN - 1) // _ALIGN * _ALIGN)
+    into = into.to(tl.pointer_type(tl.float32), bitcast=True)
+    if number > 0:
+        into = results + (number - 1).to(tl.int64) * results_stride
+    return own, name >= 0, tl.load(lengths + row), tl.load(inputs + row), words, mask >= 0, into, number > 0
 
 
 @triton.jit
-def load_logits(line, at, mask, shape, WIDTH: tl.constexpr):
+def load_logits(line, at, mask, shape):
     """Load logits `line` [at] as float32, -inf where `mask` is not set; `shape`: see `row_shape`. -inf is added where the row's
     mask forbids a token: a NaN or +inf is noticed there as well."""
     if shape[1]:
-        values = tl.load(_results(shape[0], WIDTH) + at, mask=mask, other=float("-inf"))
+        values = tl.load(shape[6] + at, mask=mask, other=float("-inf"))
     else:
         values = tl.load(line + at, mask=mask, other=float("-inf")).to(tl.float32)
     if shape[5]:
@@ -49,21 +56,24 @@ def load_logits(line, at, mask, shape, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def shape_logits(line, first, shape, COUNT: tl.constexpr, PIECE: tl.constexpr, WIDTH: tl.constexpr):
-    """Write the shaped values of COUNT logits `line` from `first` on, for this program to read."""
+def shape_logits(
+    line, first, shape, lengths, inputs, guessed, row, COUNT: tl.constexpr, PIECE: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Write the shaped values of COUNT logits `line` from `first` on, for this program to read. `lengths`, `inputs` and `guessed`
+    of all rows, of which this is `row`."""
+    before = row  # the first of the sequence's rows
+    while tl.load(guessed + before) > 0:
+        before -= 1
     for piece in range(COUNT // PIECE):
         at = first + piece * PIECE + tl.arange(0, PIECE)
         values = tl.load(line + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
-        values = _shaped(values, at, at < WIDTH, shape[0], shape[2], shape[3])
-        tl.store(_results(shape[0], WIDTH) + at, values, mask=at < WIDTH)
+        new = tl.zeros((PIECE,), tl.int32)
+        for other in range(before, row + 1):
+            is_fresh = tl.load(shape[0]) < tl.load(lengths + other)
+            new += ((at == tl.load(inputs + other)) & is_fresh).to(tl.int32)
+        values = _shaped(values, at, at < WIDTH, shape[0], shape[2], new)
+        tl.store(shape[6] + at, values, mask=at < WIDTH)
     tl.debug_barrier()
-
-
-@triton.jit
-def _results(own, WIDTH: tl.constexpr):
-    """Return the address of float32 results in a row of the table."""
-    place = own + (_HEADER + (WIDTH + _ALIGN - 1) // _ALIGN * _ALIGN)
-    return place.to(tl.pointer_type(tl.float32), bitcast=True)
 
 
 @triton.jit
@@ -73,10 +83,10 @@ def _number(own, at):
 
 
 @triton.jit
-def _shaped(values, at, mask, own, length, token):
+def _shaped(values, at, mask, own, length, new):
+    """Shaped logits of the tokens `at`, of which there are so many `new` ones beside those that are counted."""
     word = tl.load(own + _HEADER + at, mask=mask, other=0)
-    new = (at == token) & (tl.load(own) < length)
-    count = (word & _COUNT) + new.to(tl.int32)
+    count = (word & _COUNT) + new
     entry = word >> _ENTRY_SHIFT
     has_entry = entry > 0
     bias = tl.load(own + _BIASES + entry, mask=has_entry, other=0).to(tl.float32, bitcast=True)
@@ -91,9 +101,9 @@ def _shaped(values, at, mask, own, length, token):
 
 @triton.jit
 def count_input(shape):
-    """Count the last input of a shaped row, unless it has been counted already."""
+    """Count the last input of a shaped row, unless it is a draft or has been counted already."""
     own, length, token = shape[0], shape[2], shape[3]
-    if tl.load(own) < length:
+    if (tl.load(own) < length) & (shape[7] == 0):
         place = own + _HEADER + token
         tl.store(place, tl.load(place) + 1)
         tl.store(own, length)

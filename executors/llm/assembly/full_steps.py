@@ -11,7 +11,7 @@ import numpy as np
 from executors.contract.batch import SamplingParams, SequenceStart, UnifiedBatch
 from executors.contract.config import ExecutorConfig
 from executors.llm.lora.table import blank_name
-from executors.llm.step.launched.graphs import draft_rows
+from executors.llm.sampling.draft_rows import draft_rows
 from executors.llm.step_arrays import whole_tables
 
 _Settings = tuple[SamplingParams, ...]

@@ -28,6 +28,7 @@ from executors.kernels.shaping_layout import (
     PRESENCE,
     REPETITION,
     UNTIL,
+    result_words,
     row_words,
 )
 from executors.kernels.triton import fp8 as fp8_kernels
@@ -449,8 +450,10 @@ def _sampled(
     theirs = replace(ours, table=ours.table.clone())
     masks = _masks(draw, rows, width)
     sampler.sample(logits, settings, tokens, bad, ours, masks)
-    for row in range(rows):  # one by one: each takes some float64 copies of itself
-        one = slice(row, row + 1)
+    firsts = [*torch.nonzero(ours.guessed.cpu() == 0).flatten().tolist(), rows]
+    for one in map(
+        slice, firsts, firsts[1:]
+    ):  # sequence by sequence: a row takes some float64 copies of itself
         alone = settings.take(one)
         TorchDeviceSampler().sample(
             logits[one], alone, expected[one], torch.zeros_like(bad[one]), theirs.part(one), masks.part(one)
@@ -476,8 +479,16 @@ def _masks(draw: _Draw, rows: int, width: int) -> RowMasks:
 
 
 def _shaping(draw: _Draw, rows: int, width: int) -> RowShaping:
-    """Shaping of every third row: penalties, a bias, a permanent ban and one until a length, and an input to be counted."""
-    slots = torch.tensor([row // 3 if row % 3 == 2 else -1 for row in range(rows)], dtype=torch.int32)
+    """Shaping of every third row: penalties, a bias, a permanent ban and one until a length, and an input to be counted. Half of
+    these rows are a sequence's second ones, behind a draft."""
+    drafted = [row // 3 % 2 == 1 for row in range(rows)]
+    slots = torch.tensor(
+        [row // 3 if row % 3 == 2 or (row % 3 and drafted[row]) else -1 for row in range(rows)],
+        dtype=torch.int32,
+    )
+    behind = torch.tensor([row % 3 == 2 and drafted[row] for row in range(rows)])
+    guessed = torch.where(behind, behind.cumsum(0), 0).int()
+    results = torch.zeros(max(1, int(behind.sum())), result_words(width))
     table = torch.zeros(rows // 3 + 1, row_words(width), dtype=torch.int32)
     numbers = table.view(torch.float32)
     numbers[:, REPETITION], numbers[:, FREQUENCY], numbers[:, PRESENCE] = 1.25, 0.5, -0.25
@@ -490,9 +501,9 @@ def _shaping(draw: _Draw, rows: int, width: int) -> RowShaping:
     values += torch.randint(0, 4, ids.shape, generator=draw.noise) << ENTRY_SHIFT
     words.scatter_(1, ids, values.int())
     table[:, 0] = 6
-    lengths = torch.full((rows,), 7, dtype=torch.int32)
+    lengths = 7 + behind.int()
     inputs = torch.randint(0, width, (rows,), generator=draw.noise).int()
-    return RowShaping(*(one.to(draw.device) for one in (table, slots, lengths, inputs)))
+    return RowShaping(*(one.to(draw.device) for one in (table, slots, lengths, inputs, guessed, results)))
 
 
 # -- LoRA adapters -------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from executors.llm.device.table import device_of
 from executors.llm.memory.kv_groups import draft_parts, group_windows
 from executors.llm.memory.kv_sizes import LEAST_SNAPSHOTS
 from executors.llm.model.caches import HasCaches, kv_group, state_group
+from executors.llm.sampling.draft_rows import draft_rows
 from executors.llm.sampling.shaped_slots import table_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def claims(config: ExecutorConfig, source: LoadedModel) -> tuple[Claim, ...]:
     if not device_of(spec.device).memory_on_demand:
         length = config.max_model_len or source.info.max_model_len
         per_seq += _slot_bytes(config, source.info.max_model_len, len(group_windows(spec, length)))
-        per_seq += table_bytes(seqs, source.info.logits_width)
+        drafts = draft_rows(seqs, config.optimization.max_drafts)
+        per_seq += table_bytes(seqs, source.info.logits_width, drafts=drafts)
     most, rank = config.optimization.max_loras, config.optimization.max_lora_rank
     return (
         Claim("max_num_batched_tokens", tokens, tokens * source.activation_bytes_per_token),

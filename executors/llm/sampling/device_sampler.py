@@ -50,7 +50,7 @@ class TorchDeviceSampler:
         for begin in range(0, len(logits), _ROWS):
             part = slice(begin, begin + _ROWS)
             wide = logits[part]
-            wide = (wide if shaping is None else shaped(wide, shaping.part(part))).double()
+            wide = (wide if shaping is None else shaped(wide, shaping, part)).double()
             wide = wide if masks is None else masked(wide, masks.part(part))
             best, greedy = wide.max(-1)[0], wide.argmax(-1)
             broken = ~torch.isfinite(best)

@@ -8,6 +8,17 @@ the row's entry that changes its logit (the high bits, 0 for none): a bias, and 
 forbidden. `results` belong to the kernels: float32 logits as they are sampled. A sampled token is counted once, when it
 returns as an input: `counted` is the position up to which inputs have been counted. A step may therefore be launched before
 the host knows the token of the step before it.
+
+With drafts a sequence has several rows of logits in a step, of which each takes one more draft for given:
+
+    input     t5   d6   d7           t5 is known, d6 and d7 are guessed
+    row        a    b    c
+    counts    t5   t5   t5           beside what the table has counted
+                   d6   d6
+                        d7
+
+So a row counts the inputs of its sequence's rows up to its own. Only t5 is counted in the table: the host tells which drafts
+were accepted, before the next step of the sequence. Rows b and c have results of their own.
 """
 
 from __future__ import annotations
@@ -33,30 +44,38 @@ class RowShaping:
     """Shaping of n rows of logits.
 
     `table` int32 [m, row_words]; `rows` int32 [n], indices into the table, -1 for logits that are not shaped; `lengths` int32
-    [n]: tokens of the sequence before the sampled one; `inputs` int32 [n]: the last of those tokens.
+    [n]: tokens of the sequence before the sampled one; `inputs` int32 [n]: the last of those tokens. `guessed` int32 [n]: 0, or
+    for a shaped row whose last input is a draft, which lies behind the sequence's row before it, from 1: the row of `results`,
+    float32 [k, result_words], that kernels write its logits to.
     """
 
     table: torch.Tensor
     rows: torch.Tensor
     lengths: torch.Tensor
     inputs: torch.Tensor
+    guessed: torch.Tensor
+    results: torch.Tensor
 
     def part(self, rows: slice) -> RowShaping:
-        """Return the shaping of some of the rows."""
-        return RowShaping(self.table, self.rows[rows], self.lengths[rows], self.inputs[rows])
+        """Return the shaping of some of the rows: of a sequence all or none."""
+        own = (one[rows] for one in (self.rows, self.lengths, self.inputs, self.guessed))
+        return RowShaping(self.table, *own, self.results)
 
 
-def shaped(logits: torch.Tensor, shaping: RowShaping) -> torch.Tensor:
-    """Apply the table to raw `logits` [n, V]; return float32 [n, V]. Inputs that are not counted yet are counted."""
+def shaped(logits: torch.Tensor, shaping: RowShaping, part: slice = slice(None)) -> torch.Tensor:
+    """Apply the table to raw `logits` [n, V], those of a `part` of the rows; return float32 [n, V]. Inputs that are not counted
+    yet are counted."""
     wide, width = logits.float(), logits.shape[1]
-    own = shaping.table.index_select(0, shaping.rows.clamp_min(0))
+    rows, lengths = shaping.rows[part], shaping.lengths[part]
+    own = shaping.table.index_select(0, rows.clamp_min(0))
     counted, words = own[:, 0], own[:, HEADER : HEADER + width]
-    new = (torch.arange(width, device=wide.device) == shaping.inputs[:, None]) & _fresh(
-        counted, shaping.lengths
-    )[:, None]
-    count = (words & (IN_PROMPT - 1)) + new.int()
+    # [n, all rows]: the rows of the same sequence up to this one, whose inputs are not in the table.
+    new = (rows[:, None] == shaping.rows) & (shaping.lengths <= lengths[:, None])
+    new &= _fresh(counted[:, None], shaping.lengths)
+    count = (words & (IN_PROMPT - 1)).contiguous()
+    count.scatter_add_(1, shaping.inputs.long().expand(len(rows), -1), new.int())
     entry = (words >> ENTRY_SHIFT).long()
-    banned = own[:, UNTIL:HEADER].gather(1, entry) > shaping.lengths[:, None]
+    banned = own[:, UNTIL:HEADER].gather(1, entry) > lengths[:, None]
     bias = own[:, BIASES:UNTIL].contiguous().view(torch.float32).gather(1, entry)
     result = wide + bias.masked_fill(banned & (entry > 0), -torch.inf)
     repetition, frequency, presence = (
@@ -65,14 +84,15 @@ def shaped(logits: torch.Tensor, shaping: RowShaping) -> torch.Tensor:
     repeated = torch.where(result > 0, result / repetition, result * repetition)
     result = torch.where((count > 0) | (words & IN_PROMPT > 0), repeated, result)
     result = result - frequency * count - presence * (count > 0)
-    return torch.where(shaping.rows[:, None] >= 0, result, wide)
+    return torch.where(rows[:, None] >= 0, result, wide)
 
 
 def count_inputs(shaping: RowShaping) -> None:
-    """Count the inputs that are not counted yet. Rows that are not shaped may write to the table's last row."""
+    """Count the inputs that are not counted yet and no drafts. Rows that are not shaped may write to the table's last row."""
     table, last_row = shaping.table, len(shaping.table) - 1
     rows = torch.where(shaping.rows < 0, last_row, shaping.rows).long()
-    fresh = (shaping.rows >= 0) & _fresh(table[:, 0].index_select(0, rows), shaping.lengths)
+    known = (shaping.rows >= 0) & (shaping.guessed == 0)
+    fresh = known & _fresh(table[:, 0].index_select(0, rows), shaping.lengths)
     places = rows * table.shape[1] + HEADER + shaping.inputs
     table.view(-1).index_add_(0, places, fresh.int())
     table[:, 0].scatter_reduce_(0, rows, torch.where(fresh, shaping.lengths, 0), "amax")

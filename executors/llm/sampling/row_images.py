@@ -13,11 +13,12 @@ _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int32))
 
 @dataclass(frozen=True, slots=True)
 class RowImage:
-    """New contents of a table row: int32 `values` at int64 `places` of the flattened table, `otherwise` at its other places."""
+    """New contents of a table row: int32 `values` at int64 `places` of the flattened table, `otherwise` at its other places;
+    None: they stay as they are."""
 
     places: np.ndarray
     values: np.ndarray
-    otherwise: int
+    otherwise: int | None
 
 
 class UnsentRows:
@@ -34,6 +35,10 @@ class UnsentRows:
         """Schedule a row to be written, replacing an earlier image of it."""
         self._rows[row] = image
 
+    def __contains__(self, row: int) -> bool:
+        """Whether the row is to be written."""
+        return row in self._rows
+
     def unsent(self) -> tuple[np.ndarray, np.ndarray]:
         """See `DeviceTables`."""
         images = self._rows.values()
@@ -47,6 +52,8 @@ class UnsentRows:
     def clean(self) -> None:
         """Fill the rows on the device before `unsent` is written."""
         for row, image in self._rows.items():
+            if image.otherwise is None:
+                continue
             self.tensor[row, : self._used].fill_(image.otherwise)
             if image.otherwise:
                 self.tensor[row, : self._header].zero_()

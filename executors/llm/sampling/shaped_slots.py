@@ -2,7 +2,7 @@
 
     begin     a sequence takes a row of the table, if its settings fit into one
     prepare   before a step: selects the inputs that the device counts; rewrites rows that the device does not know or whose
-              contents changed (another token at a position, a shorter sequence)
+              contents changed (another token at a position, a shorter sequence); counts drafts that a step accepted
     record    after a step: stores the tokens it sampled, so that a row can be rewritten or the host can take over
 
 For most steps the host only sends which item uses which row: the device counts the tokens that it has sampled
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -34,6 +35,8 @@ _NEVER = np.iinfo(np.int32).max
 _FORBIDDEN = 1
 """Entry that forbids a token permanently."""
 _UNKNOWN = -1
+_FEW = 64
+"""Most tokens that are counted in a row without rewriting it: more than the drafts of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,15 @@ class _Entries:
     until: np.ndarray
     otherwise: int
 
+    def of(self, ids: np.ndarray) -> np.ndarray:
+        """int64 [n]: the numbers of the entries of these `ids`."""
+        if not len(self.ids):
+            return np.full(len(ids), self.otherwise, np.int64)
+        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return np.where(self.ids[places] == ids, self.numbers[places], self.otherwise)
 
-@dataclass(slots=True)
+
+@dataclass
 class _Slot:
     """A sequence that has a row."""
 
@@ -58,6 +68,11 @@ class _Slot:
     entries: _Entries
     hosted: TokenHistory | None = None
     """History that the host keeps up to date since a step that the host sampled; None if there was none."""
+
+    @cached_property
+    def in_prompt(self) -> np.ndarray:
+        """int64, ascending: the tokens of the prompt."""
+        return np.unique(np.asarray(self.start.prompt_token_ids, np.int64))
 
     @property
     def prompt_len(self) -> int:
@@ -84,28 +99,39 @@ class Following:
     turns: np.ndarray
 
 
-def table_bytes(max_batch_size: int, width: int, limit: int = TABLE_BYTES) -> int:
-    """Return the bytes of a table for batches of `max_batch_size` sequences, `width` logits each."""
-    return min(limit, _ROWS * max_batch_size * 4 * layout.row_words(width))
+def table_bytes(max_batch_size: int, width: int, limit: int = TABLE_BYTES, drafts: int = 0) -> int:
+    """Return the bytes of a table for batches of `max_batch_size` sequences, `width` logits each, and of the results of up to
+    `drafts` rows behind drafts."""
+    results = 4 * layout.result_words(width) * _drafts_with_results(width, limit, drafts)
+    return min(limit, _ROWS * max_batch_size * 4 * layout.row_words(width) + results)
+
+
+def _drafts_with_results(width: int, limit: int, drafts: int) -> int:
+    """Return how many rows behind drafts have results: all `drafts`, unless these take more than half of the `limit` in bytes."""
+    return min(drafts, limit // 2 // (4 * layout.result_words(width)))
 
 
 class ShapedSlots:
     """Device tables of shaped slots. Only the executor's step writes them.
 
     `table` int32 [rows + 1, row_words] on the device; the last row belongs to no slot. The next step transfers `sending` to
-    it. `settle` waits until all steps in flight are recorded.
+    it. `settle` waits until all steps in flight are recorded. `results` float32 [max_drafts or 1, result_words] on the device: of
+    rows behind drafts, of which a step may shape `max_drafts`.
     """
 
     def __init__(
         self, num_slots: int, max_batch_size: int, max_model_len: int, width: int, device: torch.device,
-        settle: Callable[[], None], limit: int = TABLE_BYTES,
+        settle: Callable[[], None], limit: int = TABLE_BYTES, drafts: int = 0,
     ) -> None:  # fmt: skip
-        """`limit`: largest size of the table in bytes."""
-        words = layout.row_words(width)
-        rows = min(num_slots, table_bytes(max_batch_size, width, limit) // (4 * words))
+        """`limit`: largest size of the table and the results in bytes; `drafts`: most drafts of a step."""
+        words, result_words = layout.row_words(width), layout.result_words(width)
+        self.max_drafts = _drafts_with_results(width, limit, drafts)
+        for_rows = table_bytes(max_batch_size, width, limit, drafts) - 4 * result_words * self.max_drafts
+        rows = min(num_slots, for_rows // (4 * words))
         if max_model_len >= layout.IN_PROMPT:
-            rows = 0
+            rows = self.max_drafts = 0
         self.table = torch.zeros(rows + 1, words, dtype=torch.int32, device=device)
+        self.results = torch.zeros(max(1, self.max_drafts), result_words, dtype=torch.float32, device=device)
         self.row_of = np.full(num_slots, -1, np.int32)
         self.sending = UnsentRows(self.table, layout.HEADER, layout.HEADER + width)
         self._settle = settle
@@ -159,11 +185,6 @@ class ShapedSlots:
         for slot in list(self._slots):
             self.drop(slot)
 
-    def reads_history(self, slots: np.ndarray) -> np.ndarray:
-        """bool [n]: which of these slots have settings that depend on earlier tokens."""
-        follows: np.ndarray = self._follows[slots]
-        return follows
-
     # -- steps -----------------------------------------------------------------------------------------------------------
 
     def prepare(self, batch: UnifiedBatch, step: StepArrays, sampled: np.ndarray) -> None:
@@ -188,8 +209,8 @@ class ShapedSlots:
             self._settle()  # the batch's tokens replace those that the steps sampled
         merged = np.where(tokens[usual] == _UNKNOWN, self._tokens[at, positions], tokens[usual])
         self._tokens[at, positions] = merged
-        self._counted[at] = ends[usual]
-        self._length[at] = np.maximum(self._length[at], ends[usual])
+        # Not the larger length: what was sampled behind a rejected draft is no part of it.
+        self._counted[at] = self._length[at] = ends[usual]
         for i in np.flatnonzero(shaped & ~usual).tolist():
             self._follow(batch, step, i)
 
@@ -250,10 +271,12 @@ class ShapedSlots:
     # -- the uncommon ----------------------------------------------------------------------------------------------------
 
     def _follow(self, batch: UnifiedBatch, step: StepArrays, i: int) -> None:
-        """Follow an item with several inputs, or one whose row does not account for the tokens before it."""
+        """Follow an item with several inputs, or one whose row does not account for the tokens before it. Its drafts are no
+        inputs that count: the device adds them for the rows behind them, see `device_shaping.py`."""
         slot, begin = int(batch.slots[i]), int(step.pos_offsets[i])
-        one, end = self._slots[slot], int(step.pos_offsets[i] + step.q_lens[i])
-        part = slice(int(step.q_starts[i]), int(step.q_starts[i] + step.q_lens[i]))
+        length = int(step.q_lens[i] - batch.num_draft_tokens[i])
+        one, end = self._slots[slot], begin + length
+        part = slice(int(step.q_starts[i]), int(step.q_starts[i]) + length)
         tokens = batch.token_ids[part]
         pending = np.zeros(len(tokens), np.bool_) if batch.pending is None else batch.pending[part]
         if one.hosted is not None:
@@ -277,6 +300,9 @@ class ShapedSlots:
         self._tokens[slot, first:end] = tokens
         if same and counted in (end - 1, end):
             self._counted[slot] = end
+        elif same and 0 <= counted < end - 1 <= counted + _FEW and int(self.row_of[slot]) not in self.sending:
+            self._count(slot, counted, end - 1)
+            self._counted[slot] = end
         else:
             self._write(slot, end)
         self._length[slot] = end
@@ -284,6 +310,21 @@ class ShapedSlots:
     def _take_back(self, slot: int, history: TokenHistory) -> None:
         self._tokens[slot, history.prompt_len : len(history)] = history.output
         self._length[slot] = len(history)
+
+    def _count(self, slot: int, begin: int, end: int) -> None:
+        """Count the tokens at the positions from `begin` to `end` in a row that accounts for those before: drafts that were
+        accepted."""
+        one, row = self._slots[slot], int(self.row_of[slot])
+        if self._unrecorded(slot, np.arange(max(begin, one.prompt_len), end)).any():
+            self._settle()
+        places, values = np.zeros(1, np.int64), np.array([end])
+        if one.params.penalized:
+            output = self._tokens[slot, one.prompt_len : end]
+            ids = np.unique(self._tokens[slot, max(begin, one.prompt_len) : end]).astype(np.int64)
+            words = (output == ids[:, None]).sum(1) + layout.IN_PROMPT * np.isin(ids, one.in_prompt)
+            places = np.concatenate([places, layout.HEADER + ids])
+            values = np.concatenate([values, words + (one.entries.of(ids) << layout.ENTRY_SHIFT)])
+        self.sending.put(row, RowImage(places + row * self.table.shape[1], values.astype(np.int32), None))
 
     def _write(self, slot: int, length: int) -> None:
         """Rewrite the row of a sequence whose first `length` tokens were given or sampled."""
@@ -293,7 +334,7 @@ class ShapedSlots:
         entries, params = one.entries, one.params
         ids, values = entries.ids, entries.numbers << layout.ENTRY_SHIFT
         if params.penalized:
-            in_prompt = np.unique(one.start.prompt_token_ids)
+            in_prompt = one.in_prompt
             in_output, counts = np.unique(self._tokens[slot, one.prompt_len : length], return_counts=True)
             everything = np.unique(np.concatenate([ids, in_prompt, in_output]))
             words = np.full(len(everything), entries.otherwise << layout.ENTRY_SHIFT, np.int64)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 import triton
 
-from executors.kernels.shaping_layout import row_words
+from executors.kernels.shaping_layout import result_words, row_words
 from executors.kernels.triton import sampling
 from executors.kernels.triton.tuning import choose
 from executors.llm.sampling.columns import SamplingColumns
@@ -62,7 +62,8 @@ class TritonSampler:
             torch.full((max_rows,), value, dtype=torch.int32, device=device) for value in (-1, 0)
         )
         none = torch.zeros(1, row_words(1), dtype=torch.int32, device=device)
-        self._unshaped = RowShaping(none, minus_one, zero, zero)
+        results = torch.zeros(1, result_words(1), dtype=torch.float32, device=device)
+        self._unshaped = RowShaping(none, minus_one, zero, zero, zero, results)
         self._unmasked = RowMasks(none, minus_one)
 
     def sample(
@@ -87,7 +88,8 @@ class TritonSampler:
         shaping = shaping or self._unshaped
         masks = masks or self._unmasked
         shape = (
-            shaping.table, shaping.table.stride(0), shaping.rows, shaping.lengths, shaping.inputs,
+            shaping.table, shaping.table.stride(0), shaping.rows, shaping.lengths, shaping.inputs, shaping.guessed,
+            shaping.results, shaping.results.stride(0),
             masks.table, masks.table.stride(0), masks.rows,
         )  # fmt: skip
         sampling.tiles_kernel[(-(-self._num_tiles // parts), n)](

@@ -77,6 +77,10 @@ class Launch(SlotPart, Protocol):
     """Number of steps that may be in flight at once."""
 
     @property
+    def max_step_drafts(self) -> int | None:
+        """Most drafts of a step that needs no host for them; None: none are expected."""
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Notes for `status()`."""
 
@@ -140,6 +144,11 @@ class StepPipeline:
     def max_in_flight(self) -> int:
         """Number of steps that may be in flight at once; more than one on devices that compute asynchronously."""
         return 1 if self.launched is None else self.launched.max_in_flight
+
+    @property
+    def max_step_drafts(self) -> int | None:
+        """See `ExecutorCapabilities`."""
+        return None if self.launched is None else self.launched.max_step_drafts
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from engine.mailbox import Mailbox
 from engine.policies.draft_length import DraftLengths
+from engine.policies.draft_room import within_room
 from engine.policies.drafter import ModelDrafter, NgramDrafter
 from engine.sequence import Sequence
 from executors.contract import Pace
@@ -62,6 +65,41 @@ def test_a_batch_that_fills_the_machine_has_none() -> None:
     assert lengths.could_pay(1) and not lengths.could_pay(64)
     assert settled(pace, 0.9)[0] > 0
     assert settled(pace, 0.9, num_seqs=32) == [0] * 32
+
+
+def _least_likely_cut(lengths: list[int], chances: list[float], room: int) -> list[int]:
+    """Drafts taken away one by one: the last of the longest proposal, of equals the one with the least chance, the last one."""
+    left = list(lengths)
+    while sum(left) > room:
+        left[max(range(len(left)), key=lambda i: (left[i], -chances[i], i))] -= 1
+    return left
+
+
+def test_where_a_step_has_room_for_fewer_the_longest_give_way() -> None:
+    rng = random.Random(4)
+    for _ in range(500):
+        count = rng.randint(1, 9)
+        lengths = [rng.choice((0, 0, 1, 2, 5, 32)) for _ in range(count)]
+        chances = [rng.choice((0.1, 0.5, 0.5, 0.9)) for _ in range(count)]
+        room = rng.randint(0, sum(lengths) + 2)
+        found = within_room(lengths, chances, room)
+        assert found == _least_likely_cut(lengths, chances, room)
+        assert sum(found) == min(room, sum(lengths))
+    assert within_room([5, 1, 5], [0.5, 0.1, 0.9], 6) == [2, 1, 3]
+
+
+@pytest.mark.parametrize("pace", [None, FLAT])
+@pytest.mark.parametrize("from_model", [False, True])
+def test_no_step_verifies_more_drafts_than_there_is_room_for(pace: Pace | None, from_model: bool) -> None:
+    lengths = DraftLengths(6, from_model)
+    lengths.expect(pace, room=13)
+    seqs = [sequence() for _ in range(5)]
+    parts = lengths.verified(5, [(seq, [1] * 6) for seq in seqs])
+    assert sorted(map(len, parts)) == [2, 2, 3, 3, 3]
+    assert sum(lengths.wanted(5, seqs)) == 13
+    free = DraftLengths(6, from_model)
+    free.expect(pace)
+    assert sum(map(len, free.verified(5, [(seq, [1] * 6) for seq in seqs]))) == 30
 
 
 def test_each_sequence_has_its_own_length() -> None:

@@ -31,6 +31,7 @@ import torch
 from executors.contract.faults import no_device_memory
 from executors.kernels.lora_tiles import most_tiles
 from executors.llm.device.base import Graph, StepDevice
+from executors.llm.sampling.draft_rows import draft_rows
 from executors.llm.sampling.shaped_slots import TABLE_BYTES
 from executors.llm.step.launched.inputs import StepShape
 
@@ -56,9 +57,6 @@ MIXED_TOKENS = (16, 32, 64, 128, 256, 512, 640, 768, 1024, 1280, 1536, 2048)
 ADAPTED_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 """Rows of decode graphs, and tokens of mixed ones, that exist for steps with LoRA adapters as well. Above `CLOSE_TO` they are so
 close that any step with a graph has one with adapters, too."""
-DRAFT_ROWS = 256
-"""Most drafts of a launched step. Logits of a row take 300 KB (151,936 of two bytes), and a step in which so many are verified
-is bound by its products: more drafts would not pay."""
 _PADDING = 8
 """Additional tokens of a mixed graph: padding needs one, and eight give products a number of rows that suits cuBLAS."""
 _CHUNKS = 32
@@ -80,12 +78,12 @@ class LaunchLimits:
     @property
     def max_samples(self) -> int:
         """Most rows that a step samples: one of each sequence, and those of its drafts as far as there is room for them."""
-        return self.max_batch_size + draft_rows(self.max_batch_size, self.max_drafts)
+        return self.max_batch_size + self.draft_rows
 
-
-def draft_rows(max_batch_size: int, max_drafts: int) -> int:
-    """Return the most drafts of a launched step of up to `max_batch_size` sequences."""
-    return min(max_batch_size * max_drafts, DRAFT_ROWS)
+    @property
+    def draft_rows(self) -> int:
+        """Most drafts of a step, of all sequences."""
+        return draft_rows(self.max_batch_size, self.max_drafts)
 
 
 @dataclass(frozen=True, slots=True)

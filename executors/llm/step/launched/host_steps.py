@@ -20,8 +20,8 @@ class HostReason(enum.StrEnum):
 
     OUTPUT = "prompt logprobs or pooling"
     SETTINGS = "typical-p, bad words of several tokens, or settings beyond the table on the device"
-    DRAFTS_WITH_HISTORY = "drafts of a sequence with penalties or min_tokens"
     TOO_MANY_DRAFTS = "more drafts than there is room for"
+    """No engine asks for so many: see `ExecutorCapabilities.max_step_drafts`."""
 
 
 class HostSteps:
@@ -50,12 +50,12 @@ class HostSteps:
             return HostReason.SETTINGS
         if not batch.num_draft_tokens.any():
             return None
-        drafting = batch.slots[sampled & (batch.num_draft_tokens > 0)]
-        # The device counts one input of a row a step, after the row was sampled: drafts of one sequence would share counts.
-        if self._shaped.reads_history(drafting).any():
-            return HostReason.DRAFTS_WITH_HISTORY
-        rows = int(np.count_nonzero(sampled)) + int(batch.num_draft_tokens[sampled].sum())
-        return HostReason.TOO_MANY_DRAFTS if rows > self._max_samples else None
+        drafts = np.where(sampled, batch.num_draft_tokens, 0)
+        # Logits that are shaped take memory of their own behind each draft.
+        shaped = int(drafts[self._shaped.row_of[batch.slots] >= 0].sum())
+        rows = int(np.count_nonzero(sampled)) + int(drafts.sum())
+        has_room = rows <= self._max_samples and shaped <= self._shaped.max_drafts
+        return None if has_room else HostReason.TOO_MANY_DRAFTS
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ def layout(shape: StepShape) -> dict[str, Section]:
     chunks = shape.items if shape.listed else 0
     counts = {
         "dest": shape.samples, "shaped": shape.samples, "masked": shape.samples, "ends": shape.samples,
-        "temperature": shape.samples,
+        "guessed": shape.samples, "temperature": shape.samples,
         "top_k": shape.samples, "top_p": shape.samples, "min_p": shape.samples, "u": shape.samples,
         "token_ids": shape.tokens, "source": shape.tokens, "positions": shape.tokens,
         **{cells_of(group): shape.tokens for group in range(shape.groups)},

@@ -19,6 +19,8 @@ from executors.llm.step.sampled_rows import SampledRows
 from executors.llm.step.states import SequenceStates
 from executors.llm.step_arrays import StepArrays
 
+_NOT_GUESSED = np.empty(0, np.int32)
+"""Of a step without drafts."""
 _NO_PIECES = np.empty((0, WORDS), np.int32)
 
 
@@ -135,13 +137,19 @@ class StepPacker:
             ends = lengths[items]
             dest = np.where(plan.sampled, slots * row + lengths, self._padding_token)
             host.put("dest", dest[items], self._padding_token)
+        shaped = np.where(plan.sampled[items], self._row_of[slots[items]], -1)
+        host.put("shaped", shaped, -1)
+        guessed = _NOT_GUESSED
+        if plan.verified is not None:
+            behind = (plan.verified.place > 0) & (shaped >= 0)
+            guessed = np.where(behind, np.cumsum(behind), 0)
+        host.put("guessed", guessed)
         self._write_settings(host, slots[items], ends, plan.sampled[items])
 
     def _write_settings(
         self, host: HostStep, slots: np.ndarray, positions: np.ndarray, sampled: np.ndarray
     ) -> None:
         table = self._states.sampling
-        host.put("shaped", np.where(sampled, self._row_of[slots], -1), -1)
         masked = sampled & self._has_grammar[slots]
         host.put("masked", np.where(masked, np.cumsum(masked) - 1, -1), -1)
         host.put("ends", positions)

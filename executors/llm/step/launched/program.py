@@ -40,13 +40,13 @@ class DeviceProgram:
     """The calls and the memory that they share.
 
     `tables` of each group; `pool` int32, flat: the token pool, whose place `padding_dest` receives the tokens of padding;
-    `shaping` int32: the table of `device_shaping.py`; `masks` int32: that of `row_masks.py`; `inputs`
-    int32: the packed inputs; `result` int32: tokens and flags of the step computed last.
+    `shaping` int32 and `results` float32: the table of `device_shaping.py` and the results outside it; `masks` int32: that of
+    `row_masks.py`; `inputs` int32: the packed inputs; `result` int32: tokens and flags of the step computed last.
     """
 
     def __init__(
         self, runner: ModelRunner, sampler: DeviceSampler, tables: tuple[DeviceTables, ...], pool: torch.Tensor, width: int,
-        padding_dest: int, shaping: torch.Tensor,
+        padding_dest: int, shaping: torch.Tensor, results: torch.Tensor,
     ) -> None:  # fmt: skip
         self.runner = runner
         self.sampler = sampler
@@ -54,6 +54,7 @@ class DeviceProgram:
         self.pool = pool
         self.padding_dest = padding_dest
         self.shaping = shaping
+        self._shaping_results = results
         self.adapters: DeviceWeights | None = None
         """LoRA adapters, if the executor has any."""
         self.inputs = torch.zeros(0, dtype=torch.int32, device=runner.device)
@@ -103,7 +104,10 @@ class DeviceProgram:
             return
         with self.runner.ranges("sample"):
             tokens, bad = result_views(self.result, samples)
-            shaping = RowShaping(self.shaping, step["shaped"], step["ends"], self._last_ids[:samples])
+            shaping = RowShaping(
+                self.shaping, step["shaped"], step["ends"], self._last_ids[:samples], step["guessed"],
+                self._shaping_results,
+            )  # fmt: skip
             masks = RowMasks(self.masks, step["masked"])
             self.sampler.sample(self.logits()[:samples], _settings(step), tokens, bad, shaping, masks)
             self.pool.index_copy_(0, step["dest"], tokens)

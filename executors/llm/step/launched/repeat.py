@@ -4,8 +4,8 @@ From one decode step to the next most of the packed data stays: slots, settings 
 token is rewritten from the batch, so that none of it can be stale. After a step that starts a sequence, or that does not
 repeat the one before for another reason, the next step is packed from scratch.
 
-    | dest | shaped, masked | ends | temperature, top k ... | u | ids | source | positions | cells | slots | lengths | pieces |
-      new                     new                            new  new   new      new         new             new       new
+    | dest | shaped, masked | ends | guessed, temperature ... | u | ids | source | positions | cells | slots | lengths | pieces |
+      new                     new                              new  new   new      new         new             new       new
 """
 
 from __future__ import annotations
@@ -26,7 +26,18 @@ from executors.llm.step.launched.inputs import StepShape, cells_of, num_words, s
 
 MOVING = ("token_ids", "source", "positions", "cells", "lengths", "pieces", "dest", "ends", "u")
 """Sections that are rewritten in every step; of `cells` there are as many as groups of KV blocks."""
-STAYING = ("slots", "shaped", "masked", "lora_rows", "lora_owners", "temperature", "top_k", "top_p", "min_p")
+STAYING = (
+    "slots",
+    "shaped",
+    "masked",
+    "guessed",
+    "lora_rows",
+    "lora_owners",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+)
 """Sections that depend only on the step's sequences; an adapter keeps its place as long as a sequence has it. A step that repeats
 has no other sections."""
 

@@ -92,13 +92,13 @@ class LaunchedSteps:
         self._tables = DeviceTables.of(self._states.slots, runner.device)
         self.shaped = ShapedSlots(
             num_slots, rows, states.max_model_len, states.logits_width, runner.device,
-            lambda: self.queue.ring.drain(), limits.shaping_bytes,
+            lambda: self.queue.ring.drain(), limits.shaping_bytes, limits.draft_rows,
         )  # fmt: skip
         self.grammars = GrammarRows(states.grammars, num_slots)
         self.host_steps = HostSteps(states, self.shaped, limits.max_samples)
         self.program = DeviceProgram(
             runner, sampler, self._tables, states.pool.view(-1), states.logits_width, num_slots * states.pool.shape[1],
-            self.shaped.table,
+            self.shaped.table, self.shaped.results,
         )  # fmt: skip
         self._packer = StepPacker(
             states,
@@ -119,9 +119,17 @@ class LaunchedSteps:
             )
         )  # fmt: skip
         self.queue = StepQueue(self.program, self.shaped, self.captures, device, memory, shapes)
+        self.max_step_drafts = self._max_step_drafts(limits)
         self._blocks = [tables.reshape(-1) for tables in self._states.slots.block_tables]
         self._last: RepeatedStep | None = None
         """Step launched last; None if it cannot be repeated or one of its sequences was released."""
+
+    def _max_step_drafts(self, limits: LaunchLimits) -> int | None:
+        """See `Launch`. Any of them may be shaped, if the device shapes any."""
+        if not limits.max_drafts:
+            return None
+        shapes = len(self.shaped.table) > 1
+        return min(limits.draft_rows, self.shaped.max_drafts) if shapes else limits.draft_rows
 
     # -- graphs --------------------------------------------------------------------------------------------------------
 

@@ -463,7 +463,10 @@ async def test_of_a_prompt_its_end_leaves_first(tmp_path: Path) -> None:
         for n in range(3):
             await answered(core, [n] * 40)
             await flushed(core)
-    for n, num_tokens in ((2, 36), (1, 12)):  # the next server writes the rest of the second one, and makes room for it
+    for n, num_tokens in (
+        (2, 36),
+        (1, 12),
+    ):  # the next server writes the rest of the second one, and makes room for it
         async with serving(tmp_path, limit=limit) as core:
             assert await answered(core, [n] * 40) == num_tokens
 

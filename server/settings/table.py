@@ -435,9 +435,9 @@ class Settings:
     standby_executor: StandbyExecutor = choice(  # noqa: RUF009 - a row is made once
         "auto",
         "What stands by for the next executor after a death: imports (a process for each rank that has imported torch and more; "
-        "some 160 MB of its own memory), device (one that has also opened its GPU, where it takes 512 MiB that KV does not get) or off. "
-        "Where executors are forked with their weights, as on CPUs, nothing does; where they are forked with their imports, "
-        "device alone does.",
+        "some 160 MB of its own memory), device (one that has also opened its GPU, where it takes 512 MiB that KV does not "
+        "get) or off. Where executors are forked with their weights, as on CPUs, nothing does; where they are forked with their "
+        "imports, device alone does.",
         STANDBY_EXECUTORS,
         wording="{}: imports where executors cannot be forked, else nothing",
     )

@@ -33,7 +33,7 @@ def encode(value: Any) -> bytes:
     data = _encode(value)
     if data.isascii() or _LINE_END.search(data) is None:
         return data
-    return _LINE_END.sub(lambda found: _LINE_ENDS[found[0]], data)
+    return _LINE_END.sub(lambda end: _LINE_ENDS[end[0]], data)
 
 
 def around(value: Any) -> tuple[bytes, bytes]:

@@ -120,7 +120,7 @@ class CacheDirectory:
         used are deleted. Another thread may write meanwhile."""
         present: set[str] = set()
         with self._lock:
-            known = set(self.files)
+            before = set(self.files)
         for sub in sorted(self.path.glob(_PREFIX + "*")):
             own = str(sub) in self._locks
             with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ class CacheDirectory:
                         if str(path) not in self.files and str(path) not in self._bad:
                             self._admit(path, own)
         with self._lock:
-            for gone in known - present:
+            for gone in before - present:
                 self.files.pop(gone, None)
             return list(self.files.values())
 

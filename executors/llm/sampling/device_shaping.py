@@ -23,7 +23,7 @@ were accepted, before the next step of the sequence. Rows b and c have results o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -58,8 +58,13 @@ class RowShaping:
 
     def part(self, rows: slice) -> RowShaping:
         """Return the shaping of some of the rows: of a sequence all or none."""
-        own = (one[rows] for one in (self.rows, self.lengths, self.inputs, self.guessed))
-        return RowShaping(self.table, *own, self.results)
+        return replace(
+            self,
+            rows=self.rows[rows],
+            lengths=self.lengths[rows],
+            inputs=self.inputs[rows],
+            guessed=self.guessed[rows],
+        )
 
 
 def shaped(logits: torch.Tensor, shaping: RowShaping, part: slice = slice(None)) -> torch.Tensor:
@@ -91,8 +96,8 @@ def count_inputs(shaping: RowShaping) -> None:
     """Count the inputs that are not counted yet and no drafts. Rows that are not shaped may write to the table's last row."""
     table, last_row = shaping.table, len(shaping.table) - 1
     rows = torch.where(shaping.rows < 0, last_row, shaping.rows).long()
-    known = (shaping.rows >= 0) & (shaping.guessed == 0)
-    fresh = known & _fresh(table[:, 0].index_select(0, rows), shaping.lengths)
+    settled = (shaping.rows >= 0) & (shaping.guessed == 0)
+    fresh = settled & _fresh(table[:, 0].index_select(0, rows), shaping.lengths)
     places = rows * table.shape[1] + HEADER + shaping.inputs
     table.view(-1).index_add_(0, places, fresh.int())
     table[:, 0].scatter_reduce_(0, rows, torch.where(fresh, shaping.lengths, 0), "amax")

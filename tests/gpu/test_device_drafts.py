@@ -493,12 +493,12 @@ def the_drafts_of_another_row(patch: pytest.MonkeyPatch) -> None:
     shaped_otherwise(patch, change)
 
 
-def drafts_that_do_not_count(patch: pytest.MonkeyPatch) -> None:
-    """A row behind a draft counts what its sequence's first row counts, and no draft."""
+def the_known_input_in_place_of_drafts(patch: pytest.MonkeyPatch) -> None:
+    """A row counts its sequence's known input once more for each draft before it."""
 
     def change(one: RowShaping) -> RowShaping:
         first = torch.where(one.guessed == 0, torch.arange(len(one.rows)), 0).cummax(0)[0]
-        return replace(one, inputs=one.inputs[first], lengths=one.lengths[first])
+        return replace(one, inputs=one.inputs[first])
 
     shaped_otherwise(patch, change)
 
@@ -540,7 +540,7 @@ def the_last_input_is_counted_by_the_host_alone(patch: pytest.MonkeyPatch) -> No
 
 
 HISTORY_MUTANTS = (
-    the_drafts_of_another_row, drafts_that_do_not_count, a_rejected_draft_stays_counted, an_accepted_draft_counts_twice,
+    the_drafts_of_another_row, the_known_input_in_place_of_drafts, a_rejected_draft_stays_counted, an_accepted_draft_counts_twice,
     an_accepted_draft_does_not_count, the_last_input_is_counted_by_the_host_alone,
 )  # fmt: skip
 MUTANTS = (

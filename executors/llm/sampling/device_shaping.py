@@ -59,12 +59,8 @@ class RowShaping:
     def part(self, rows: slice) -> RowShaping:
         """Return the shaping of some of the rows: of a sequence all or none."""
         return replace(
-            self,
-            rows=self.rows[rows],
-            lengths=self.lengths[rows],
-            inputs=self.inputs[rows],
-            guessed=self.guessed[rows],
-        )
+            self, rows=self.rows[rows], lengths=self.lengths[rows], inputs=self.inputs[rows], guessed=self.guessed[rows]
+        )  # fmt: skip
 
 
 def shaped(logits: torch.Tensor, shaping: RowShaping, part: slice = slice(None)) -> torch.Tensor:
@@ -96,8 +92,8 @@ def count_inputs(shaping: RowShaping) -> None:
     """Count the inputs that are not counted yet and no drafts. Rows that are not shaped may write to the table's last row."""
     table, last_row = shaping.table, len(shaping.table) - 1
     rows = torch.where(shaping.rows < 0, last_row, shaping.rows).long()
-    settled = (shaping.rows >= 0) & (shaping.guessed == 0)
-    fresh = settled & _fresh(table[:, 0].index_select(0, rows), shaping.lengths)
+    known = (shaping.rows >= 0) & (shaping.guessed == 0)
+    fresh = known & _fresh(table[:, 0].index_select(0, rows), shaping.lengths)
     places = rows * table.shape[1] + HEADER + shaping.inputs
     table.view(-1).index_add_(0, places, fresh.int())
     table[:, 0].scatter_reduce_(0, rows, torch.where(fresh, shaping.lengths, 0), "amax")

@@ -295,7 +295,7 @@ def test_a_mutant_of_drafts_is_caught(name: str, tmp_path: Path, monkeypatch: py
     for function in ("row_shape", "load_logits", "shape_logits", "count_input"):
         monkeypatch.setattr(sampling_kernels, function, getattr(mutant, function))
     with pytest.raises((AssertionError, InterpreterError)):
-        check_drafts("triton", 30, 1, number_of_steps=2)
+        check_drafts("triton", 30, 2, number_of_steps=2)
 
 
 def test_who_is_left_with_nothing_is_told_so() -> None:
@@ -477,7 +477,7 @@ def test_a_sequence_takes_over_no_count_of_its_slot() -> None:
 
 def test_rows_are_as_many_as_there_is_memory_for() -> None:
     row = 4 * row_words(20)
-    slots = Slots(5, 20, limit=2 * row + 7).slots
+    slots = ShapedSlots(5, 5, MAX_LEN, 20, DEVICE, lambda: None, 2 * row + 7)
     params = SamplingParams(logit_bias=((3, 1.0),))
     assert [slots.begin(start(slot, [1], params)) for slot in range(3)] == [True, True, False]
     slots.drop(0)

@@ -92,8 +92,8 @@ def count_inputs(shaping: RowShaping) -> None:
     """Count the inputs that are not counted yet and no drafts. Rows that are not shaped may write to the table's last row."""
     table, last_row = shaping.table, len(shaping.table) - 1
     rows = torch.where(shaping.rows < 0, last_row, shaping.rows).long()
-    known = (shaping.rows >= 0) & (shaping.guessed == 0)
-    fresh = known & _fresh(table[:, 0].index_select(0, rows), shaping.lengths)
+    settled = (shaping.rows >= 0) & (shaping.guessed == 0)
+    fresh = settled & _fresh(table[:, 0].index_select(0, rows), shaping.lengths)
     places = rows * table.shape[1] + HEADER + shaping.inputs
     table.view(-1).index_add_(0, places, fresh.int())
     table[:, 0].scatter_reduce_(0, rows, torch.where(fresh, shaping.lengths, 0), "amax")

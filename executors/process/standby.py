@@ -187,6 +187,7 @@ class Standbys:
         self._ending: set[StandbyChild] = set()
         """Those that are killed and not reaped."""
         self._starting: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[bool] | None = None
         self._pause_s = self._times.again_s
         self._useless = False
         """Whether a child had nothing to do that its fork had not done already."""
@@ -217,8 +218,13 @@ class Standbys:
         self._cancel()
 
     async def probe(self, config: ExecutorConfig) -> bool:
-        """Find out which children can be taken, as a life has died; others are ended. Whether there is one for each rank. Several
-        callers may wait."""
+        """Find out which children can be taken, as a life has died; others are ended. Whether there is one for each rank. Callers
+        at one time share the questions: a child that was asked again meanwhile would seem to owe an answer."""
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.get_running_loop().create_task(self._probe(config))
+        return await asyncio.shield(self._probing)
+
+    async def _probe(self, config: ExecutorConfig) -> bool:
         self._cancel()
         for rank, child in list(self._children.items()):
             if child.opened is None or not child.fits(_of_rank(config, rank)):
@@ -247,6 +253,8 @@ class Standbys:
         self._cancel()
         for rank in list(self._children):
             self._drop(rank)
+        if self._probing is not None:
+            await asyncio.wait((self._probing,))
         await asyncio.gather(*(child.reaped() for child in list(self._ending)))
 
     # -- beginning them --------------------------------------------------------------------------------------------------

@@ -279,9 +279,9 @@ def check_drafts(sampler: str, width: int, seed: int, number_of_steps: int = 3) 
 
 
 DRAFT_MUTANTS = {
-    "no drafts": ("tl.load(guessed + before) > 0", "tl.load(guessed + before) < 0"),
-    "the draft of the next row": ("range(before, row + 1)", "range(before, row + 2)"),
-    "one draft less": ("range(before, row + 1)", "range(before, tl.maximum(row, before + 1))"),
+    "no drafts": ("tl.load(guessed + other) > 0", "tl.load(guessed + other) < 0"),
+    "the drafts of the row before": ("other = row\n", "other = tl.maximum(row - 1, 0)\n"),
+    "one draft less": ("inputs)\n        while", "inputs) * 0\n        while"),
     "results in one place": ("if number > 0:", "if number > 1000:"),
     "results of the first draft": ("(number - 1).to(tl.int64)", "(number * 0).to(tl.int64)"),
     "a draft is counted": (" & (shape[7] == 0)", ""),

@@ -28,7 +28,7 @@ ONE = tl.constexpr(2.0**42)
 """The weight of the largest logit. A row has at most 2^20 tokens: 62 bits."""
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _LOG2E = tl.constexpr(1.4426950408889634)
-_PIECE = tl.constexpr(1024)
+_PIECE = tl.constexpr(512)
 """Logits that are shaped at a time."""
 _LEAST = tl.constexpr(-3.4028234663852886e38)
 """The smallest number of float32 that is finite."""

@@ -61,19 +61,23 @@ def shape_logits(
 ):  # fmt: skip
     """Write the shaped values of COUNT logits `line` from `first` on, for this program to read. `lengths`, `inputs` and `guessed`
     of all rows, of which this is `row`."""
-    before = row  # the first of the sequence's rows
-    while tl.load(guessed + before) > 0:
-        before -= 1
     for piece in range(COUNT // PIECE):
         at = first + piece * PIECE + tl.arange(0, PIECE)
         values = tl.load(line + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
-        new = tl.zeros((PIECE,), tl.int32)
-        for other in range(before, row + 1):
-            is_fresh = tl.load(shape[0]) < tl.load(lengths + other)
-            new += ((at == tl.load(inputs + other)) & is_fresh).to(tl.int32)
+        other = row
+        new = _is_new(at, other, shape, lengths, inputs)
+        while tl.load(guessed + other) > 0:  # up to the first of the sequence's rows
+            other -= 1
+            new += _is_new(at, other, shape, lengths, inputs)
         values = _shaped(values, at, at < WIDTH, shape[0], shape[2], new)
         tl.store(shape[6] + at, values, mask=at < WIDTH)
     tl.debug_barrier()
+
+
+@triton.jit
+def _is_new(at, other, shape, lengths, inputs):
+    """Whether tokens `at` are the last input of a row of the same sequence, which is not counted yet: int32."""
+    return ((at == tl.load(inputs + other)) & (tl.load(shape[0]) < tl.load(lengths + other))).to(tl.int32)
 
 
 @triton.jit

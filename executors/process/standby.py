@@ -220,6 +220,9 @@ class Standbys:
     async def probe(self, config: ExecutorConfig) -> bool:
         """Find out which children can be taken, as a life has died; others are ended. Whether there is one for each rank. Callers
         at one time share the questions: a child that was asked again meanwhile would seem to owe an answer."""
+        if not self._children:
+            self._cancel()
+            return False
         if self._probing is None or self._probing.done():
             self._probing = asyncio.get_running_loop().create_task(self._probe(config))
         return await asyncio.shield(self._probing)

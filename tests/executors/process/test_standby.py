@@ -281,7 +281,9 @@ async def test_nothing_is_left_of_ten_lives_but_the_last(standing: Standing) -> 
         await killed(executor, epoch)
         assert executor.pid == standby
     await ready(executor)
-    assert len(open_files()) == len(before) and len(living_children()) == 2
+    assert (
+        len(open_files()) <= len(before) and len(living_children()) == 2
+    )  # files of tests before may have gone since
 
 
 async def test_a_suspended_executor_has_none(standing: Standing) -> None:

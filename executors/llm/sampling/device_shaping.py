@@ -23,7 +23,7 @@ were accepted, before the next step of the sequence. Rows b and c have results o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -55,6 +55,12 @@ class RowShaping:
     inputs: torch.Tensor
     guessed: torch.Tensor
     results: torch.Tensor
+
+    def part(self, rows: slice) -> RowShaping:
+        """Return the shaping of some of the rows: of a sequence all or none."""
+        return replace(
+            self, rows=self.rows[rows], lengths=self.lengths[rows], inputs=self.inputs[rows], guessed=self.guessed[rows]
+        )  # fmt: skip
 
 
 def shaped(logits: torch.Tensor, shaping: RowShaping, part: slice = slice(None)) -> torch.Tensor:

@@ -46,6 +46,7 @@ SAYS: dict[str, frozenset[str]] = {
         "adapters": "active_share idle_share_of_speed one_active_share reached executor_notes",
         "adapters-agreement": "identical adapter_notes",
         "sticky": "pause_seconds causes drawn_the_same seconds_after_an_idle_fault",
+        "started": "",
         "drafts": "identical drafts_verified drafts_accepted",
         "offline-8b": "output_tokens_per_s",
         "single-8b": "tokens_per_s",

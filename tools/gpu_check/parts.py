@@ -104,6 +104,10 @@ ALONE = (
         "adapters-agreement", "benchmarks.gpu.adapters:agree", 160.0, 50.0, "eight LoRA adapters against merged models",
         "a start with adapters, and ten eager ones of a small model",
     ),
+    _part(
+        "started", "benchmarks.gpu.started:run", 150.0, 50.0, "`cohort serve`, and kills with and without a standby child",
+        "two starts of 8 with little KV to make, two kills each, some waiting; never run",
+    ),
     _part("agreement", "tests.gpu.agreement:run", 160.0, 38.0, "tokens against the plain way's", "38.1 s on an H200"),
     _part("offline-0.6b", "benchmarks.gpu.engine:offline_small", 200.0, 35.0, "256 sequences, Qwen3-0.6B", "34.9 s on an H200"),
     _part("single-0.6b", "benchmarks.gpu.engine:single_small", 100.0, 22.0, "one sequence, Qwen3-0.6B", "21.7 s on an H200"),

@@ -1,7 +1,8 @@
 """`cohort serve` as a user starts it: a fork server, an executor of its own process, HTTP; and what a kill of the executor costs
 a stream, with nothing standing by and with a child that holds the device's context (`--standby-executor`, decision 397).
 
-Other parts begin executors themselves. Here the command does, so that what it forks from is what a user's executor is forked from.
+Other parts begin executors themselves. Here the command does, so that what it forks from is what a user's executor is forked
+from.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _TOKENS = 1500
 
 
 def run(options: Options, found: Found) -> None:
-    """Raises Failed where a server does not start, a stream does not go on, or nothing stood by. On a CPU nothing stands by beside
-    a fork."""
+    """Raises Failed where a server does not start, a stream does not go on, or nothing stood by. On a CPU nothing stands by
+    beside a fork."""
     for standby in ("off", "device") if options.device != "cpu" else ("off",):
         with _server(options, standby) as server:
             _measure(server, standby, found)

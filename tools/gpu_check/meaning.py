@@ -47,6 +47,7 @@ SAYS: dict[str, frozenset[str]] = {
         "adapters-agreement": "identical adapter_notes",
         "sticky": "pause_seconds causes drawn_the_same seconds_after_an_idle_fault",
         "started": "",
+        "early": "",
         "drafts": "identical drafts_verified drafts_accepted",
         "offline-8b": "output_tokens_per_s",
         "single-8b": "tokens_per_s",

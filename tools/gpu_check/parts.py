@@ -108,6 +108,10 @@ ALONE = (
         "started", "benchmarks.gpu.started:run", 150.0, 50.0, "`cohort serve`, and kills with and without a standby child",
         "two starts of 8 with little KV to make, two kills each, some waiting; never run",
     ),
+    _part(
+        "early", "benchmarks.gpu.early_launches:run", 120.0, 45.0, "a step with early launches and without, by kernel",
+        "two starts of 10, replays and a profile of 5 each",
+    ),
     _part("agreement", "tests.gpu.agreement:run", 160.0, 38.0, "tokens against the plain way's", "38.1 s on an H200"),
     _part("offline-0.6b", "benchmarks.gpu.engine:offline_small", 200.0, 35.0, "256 sequences, Qwen3-0.6B", "34.9 s on an H200"),
     _part("single-0.6b", "benchmarks.gpu.engine:single_small", 100.0, 22.0, "one sequence, Qwen3-0.6B", "21.7 s on an H200"),

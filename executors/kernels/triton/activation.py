@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.early import launch_next, options, wait_for_last
 from executors.kernels.triton.tuning import choose
 
 KINDS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
@@ -40,8 +41,10 @@ def clamped(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
 
 
 @triton.jit
-def _gated_kernel(x, out, INNER: tl.constexpr, TILE: tl.constexpr, KIND: tl.constexpr):
+def _gated_kernel(x, out, INNER: tl.constexpr, TILE: tl.constexpr, KIND: tl.constexpr, EARLY: tl.constexpr):
     """TILE elements of one row."""
+    launch_next(EARLY)
+    wait_for_last(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     there = columns < INNER
@@ -58,6 +61,6 @@ def gated(x: torch.Tensor, activation: str) -> torch.Tensor:
         choice = choose("gated", "", "")
         tile = min(choice.outputs, triton.next_power_of_2(inner))
         _gated_kernel[(len(x), triton.cdiv(inner, tile))](
-            x, out, INNER=inner, TILE=tile, KIND=KINDS[activation], num_warps=choice.warps
+            x, out, INNER=inner, TILE=tile, KIND=KINDS[activation], num_warps=choice.warps, **options()
         )
     return out

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.early import launch_next, options, wait_for_last
 from executors.kernels.triton.int8_kv import factors
 from executors.kernels.triton.tile import add_sink, attend_tile
 from executors.kernels.triton.tuning import Choice, choose, head_class, kind_of
@@ -76,15 +77,17 @@ def _split_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, ITEMS: tl.constexpr,
     WORDS: tl.constexpr, GROUP_PAD: tl.constexpr, PIECES: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
-    SINKS: tl.constexpr, WIDENED: tl.constexpr,
+    SINKS: tl.constexpr, WIDENED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One (piece, key head), heads first: programs that start together read one page's heads, which are adjacent. `out`
     receives the result of a row's only piece, zeros if it has no keys. If a row has several pieces, `partial` and `lse`
     receive the results, and `arrived` counts them."""
     piece = pieces + tl.program_id(0) // KV_HEADS * WORDS
     head = tl.program_id(0) % KV_HEADS
+    launch_next(EARLY)
     row = tl.load(piece)
     if row < 0:  # in a graph there are as many pieces as any lengths may need
+        wait_for_last(EARLY)
         return
     begin = tl.load(piece + 1)
     end = tl.load(piece + 2)
@@ -95,6 +98,7 @@ def _split_kernel(
     first = tl.maximum(tl.load(lengths + item) - window, 0) if WINDOW else 0
     if WINDOW:
         begin = tl.maximum(begin, first // TILE * TILE)
+    wait_for_last(EARLY)
 
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_PAD)
@@ -194,6 +198,6 @@ def decode_attention(
         TILE=tile.depth, SOFTCAP=softcap is not None, WINDOW=window is not None,
         ITEMS=items is not None, WORDS=pieces.shape[1], GROUP_PAD=group_pad,
         PIECES=max(2, tile.merged // (group_pad * pad)), STRIDE=kv.stride(1), HEAD=kv.stride(2), SINKS=sinks is not None,
-        WIDENED=tile.widened == 1, num_warps=tile.warps, num_stages=tile.stages,
+        WIDENED=tile.widened == 1, num_warps=tile.warps, num_stages=tile.stages, **options(),
     )  # fmt: skip
     return out

@@ -40,6 +40,7 @@ import triton
 import triton.language as tl
 
 from executors.kernels.triton.activation import KINDS, activate
+from executors.kernels.triton.early import launch_next, options, prefetch_rows, wait_for_last
 from executors.kernels.triton.tuning import E4M3, HALF, PROCESSORS, choose, kind_of, processors
 
 MOST_ROWS = 16
@@ -47,25 +48,31 @@ MOST_ROWS = 16
 MOST_NARROW_ROWS = 4
 """Largest number of rows of products with e4m3: each has its own programs, and all but the first read weights from a cache."""
 DTYPES = (torch.bfloat16, torch.float32)
+AHEAD = tl.constexpr(2048)
+"""Elements of each row of a weight that are brought into the second cache before x is there: those of all programs fit it."""
 
 
 @triton.jit
 def _add_products(
     products, squares, x, weight, norm, at, is_output, depth, start,
     COLUMNS: tl.constexpr, NORM: tl.constexpr, PLUS_ONE: tl.constexpr, PAIR: tl.constexpr, WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Add those of a tile of the depth to `products` [PAIR, TILE_N, TILE_K], and the squares of x to `squares`."""
+    """Add those of a tile of the depth to `products` [PAIR, TILE_N, TILE_K], and the squares of x to `squares`. EARLY: x is what
+    the kernel before this one writes, and the weights are read before that has ended."""
     inside = start + depth < COLUMNS
-    a = tl.load(x + start + depth, mask=inside, other=0.0)
     half = tl.arange(0, PAIR)
     place = (at[None, :] + half[:, None] * WIDTH).to(tl.int64)[:, :, None] * COLUMNS + (start + depth)[
         None, None, :
     ]
     b = tl.load(weight + place, mask=is_output[None, :, None] & inside[None, None, :], other=0.0)
     if NORM:
+        factor = tl.load(norm + start + depth, mask=inside, other=0.0).to(tl.float32)
+    wait_for_last(EARLY)
+    a = tl.load(x + start + depth, mask=inside, other=0.0)
+    if NORM:
         wide = a.to(tl.float32)
         squares += wide * wide
-        factor = tl.load(norm + start + depth, mask=inside, other=0.0).to(tl.float32)
         a = (wide * (factor + 1.0 if PLUS_ONE else factor)).to(a.dtype)
     return products + a.to(tl.float32)[None, None, :] * b.to(tl.float32), squares
 
@@ -75,7 +82,7 @@ def _one_row_kernel(
     x, weight, scales, bias, norm, out, eps, scale,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, NORM: tl.constexpr, PLUS_ONE: tl.constexpr, GATED: tl.constexpr,
     KIND: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """TILE_N results of one row. GATED: of each, its rows of gate and of up. SCALED: a weight times its row's scale counts."""
     width: tl.constexpr = OUTPUTS // 2 if GATED else OUTPUTS
@@ -88,11 +95,30 @@ def _one_row_kernel(
     depth = tl.arange(0, TILE_K)
     products = tl.zeros((pair, TILE_N, TILE_K), tl.float32)
     squares = tl.zeros((TILE_K,), tl.float32)
+    launch_next(EARLY)
     if COLUMNS <= TILE_K:
         products, squares = _add_products(
-            products, squares, x, weight, norm, at, is_output, depth, 0, COLUMNS, NORM, PLUS_ONE, pair, width
+            products,
+            squares,
+            x,
+            weight,
+            norm,
+            at,
+            is_output,
+            depth,
+            0,
+            COLUMNS,
+            NORM,
+            PLUS_ONE,
+            pair,
+            width,
+            EARLY,
         )
     else:
+        ahead: tl.constexpr = COLUMNS if COLUMNS < AHEAD else AHEAD
+        for half in tl.static_range(pair):
+            prefetch_rows(weight, (at + half * width).to(tl.int64), OUTPUTS - 1, 0, COLUMNS, ahead, EARLY)
+        wait_for_last(EARLY)
         for start in tl.range(0, COLUMNS, TILE_K, num_stages=STAGES):
             products, squares = _add_products(
                 products,
@@ -109,6 +135,7 @@ def _one_row_kernel(
                 PLUS_ONE,
                 pair,
                 width,
+                False,
             )
     total = tl.sum(products, 2)
     if SCALED:
@@ -148,7 +175,7 @@ def _add(
 def _few_rows_kernel(
     x, weight, bias, residual, partial, arrived, rows, scale,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr,
-    ROWS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    ROWS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """TILE_N outputs, of STEPS tiles of the depth. PARTS share the depth: `partial` receives their results, and `arrived`
     counts them."""
@@ -161,6 +188,17 @@ def _few_rows_kernel(
     weight_at = weight + at.to(tl.int64)[None, :] * COLUMNS + depth[:, None]
     total = tl.zeros((ROWS, TILE_N), tl.float32)
     begin = part * (STEPS * TILE_K)
+    launch_next(EARLY)
+    prefetch_rows(
+        weight,
+        at.to(tl.int64),
+        OUTPUTS - 1,
+        begin,
+        COLUMNS,
+        STEPS * TILE_K if STEPS * TILE_K < AHEAD else AHEAD,
+        EARLY,
+    )
+    wait_for_last(EARLY)
     whole: tl.constexpr = COLUMNS == PARTS * STEPS * TILE_K
     for step in range(STEPS):
         start = begin + step * TILE_K
@@ -287,7 +325,7 @@ def added_product(
         _few_rows_kernel[(tiles, parts)](
             x, weight, bias, residual, shared and shared.partial, shared and shared.arrived, rows, scale,
             OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, PARTS=parts, STEPS=share // tile.depth,
-            ROWS=MOST_ROWS, TILE_N=tile.outputs, TILE_K=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+            ROWS=MOST_ROWS, TILE_N=tile.outputs, TILE_K=tile.depth, num_warps=tile.warps, num_stages=tile.stages, **options(),
         )  # fmt: skip
 
 
@@ -309,5 +347,5 @@ def _launch_one_row(
         x, weight, scales, bias, norm, out, eps, scale,
         OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, SCALED=scales is not None, TILE_N=tile.outputs,
         TILE_K=max(32, triton.next_power_of_2(columns)) if short else tile.depth, STAGES=tile.stages, **fixed,
-        num_warps=tile.warps,
+        num_warps=tile.warps, **options(),
     )  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton.early import launch_next, options, wait_for_last
 from executors.kernels.triton.fp8 import to_e4m3
 from executors.kernels.triton.int8_kv import factors, hadamard, peak_of, to_codes
 from executors.kernels.triton.tuning import choose
@@ -83,7 +84,7 @@ def _rotary_kernel(
     REST: tl.constexpr, REST_PAD: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, PLUS_ONE: tl.constexpr,
     ROTATE: tl.constexpr, HEADS_PAD: tl.constexpr, E4M3: tl.constexpr, STRIDE: tl.constexpr, HEAD: tl.constexpr,
     NEIGHBOURS: tl.constexpr, NORM_LAST: tl.constexpr, GROW: tl.constexpr, TURNED: tl.constexpr, DIM_PAD: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One token and a third of its heads: queries (0), keys (1) or values (2)."""
     token = tl.program_id(0).to(tl.int64)
@@ -101,6 +102,13 @@ def _rotary_kernel(
     at_tail = 2 * HALF + rest
     source = qkv + (token * (HEADS + 2 * KV_HEADS) + first + heads[:, None]) * DIM
     weight = norms + (first + heads[:, None]) * DIM if NORM else source
+    launch_next(EARLY)
+    cell = tl.load(cells + token).to(tl.int64)
+    if ROTATE:
+        angle = table + tl.load(positions + token).to(tl.int64) * (2 * HALF)
+        cos = tl.load(angle + low, mask=low < HALF, other=0.0)[None, :]
+        sin = tl.load(angle + HALF + low, mask=low < HALF, other=0.0)[None, :]
+    wait_for_last(EARLY)
     one = tl.load(source + at_one[None, :], mask=is_low, other=0.0).to(tl.float32)
     two = tl.load(source + at_two[None, :], mask=is_low, other=0.0).to(tl.float32)
     tail = tl.load(source + at_tail[None, :], mask=is_rest, other=0.0).to(tl.float32)
@@ -111,9 +119,6 @@ def _rotary_kernel(
             )
     if ROTATE:  # noqa: SIM102 - as above
         if part < 2:
-            angle = table + tl.load(positions + token).to(tl.int64) * (2 * HALF)
-            cos = tl.load(angle + low, mask=low < HALF, other=0.0)[None, :]
-            sin = tl.load(angle + HALF + low, mask=low < HALF, other=0.0)[None, :]
             turned = one * cos - two * sin
             two = two * cos + one * sin
             one = turned
@@ -126,7 +131,6 @@ def _rotary_kernel(
         if part == 0:
             factor = tl.load(query_factors + tl.load(positions + token).to(tl.int64))
             one, two, tail = one * factor, two * factor, tail * factor
-    cell = tl.load(cells + token).to(tl.int64)
     if TURNED:
         _store_turned(
             q, keys, values, key_peaks, value_peaks, cell, token, part, heads, at_one, at_two, at_tail, is_low, is_rest, one, two,
@@ -193,6 +197,6 @@ def rotate_and_store(
         E4M3=kv.dtype == torch.float8_e4m3fn, STRIDE=kv.stride(1), HEAD=kv.stride(2),
         NEIGHBOURS=neighbours, NORM_LAST=norm_last, GROW=query_factors is not None, TURNED=dim & -dim if turned else 0,
         DIM_PAD=max(16, triton.next_power_of_2(dim)), PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
-        num_warps=2 * warps if turned else warps,
+        num_warps=2 * warps if turned else warps, **options(),
     )  # fmt: skip
     return q

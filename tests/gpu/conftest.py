@@ -50,8 +50,15 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> Generator[None, Any, 
     return result
 
 
-@pytest.fixture(autouse=not torch.cuda.is_available())
+@pytest.fixture(autouse=True)
 def unmeasured_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start computes no steps to measure how fast they are: interpreted kernels take half a second a step, and what they
-    take says nothing."""
-    monkeypatch.setattr("executors.llm.runtime.measure_pace", lambda *_: None)
+    """A start on a CPU computes no steps to measure how fast they are, whether or not there is a GPU beside it: tests count the
+    steps of devices that are played there, interpreted kernels take half a second a step, and what they take says nothing. A
+    start on a GPU measures its pace."""
+    from executors.llm.step.pace import measure_pace
+
+    def on_gpus(run: Any, *limits: Any) -> Any:
+        on_cpu = run.__self__.runner.cache.spec.device.type == "cpu"
+        return None if on_cpu else measure_pace(run, *limits)
+
+    monkeypatch.setattr("executors.llm.runtime.measure_pace", on_gpus)

@@ -87,9 +87,9 @@ def a_mask_that_is_stale(patch: pytest.MonkeyPatch) -> None:
     begin = LaunchedSteps.begin
 
     def stale(self: LaunchedSteps, start: SequenceStart) -> bool:
-        before = bool(self._slow[start.slot])
+        before = bool(self.host_steps.slow[start.slot])
         follows = begin(self, start)
-        self._slow[start.slot] = before
+        self.host_steps.slow[start.slot] = before
         return follows
 
     patch.setattr(LaunchedSteps, "begin", stale)

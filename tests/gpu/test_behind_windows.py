@@ -14,7 +14,7 @@ from executors.llm.attention.tile_pieces import TileRule
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 from executors.llm.step_arrays import StepArrays
-from tests.gpu.test_attention import Batch, check, fresh
+from tests.gpu.test_attention import DEVICE, Batch, check, fresh
 from tests.gpu.test_shared_extend import Shared
 
 pytestmark = pytest.mark.long
@@ -75,10 +75,10 @@ class WholeTiles:
             begin, end = meta.q_bounds[i : i + 2].tolist()
             past = length - (end - begin)
             first = max(0, past + 1 - window) // 64 * 64
-            place = torch.arange(first, length)
+            place = torch.arange(first, length, device=q.device)
             block = meta.tables[i, place // PAGE].long()
             k, v = (side[block, place % PAGE].repeat_interleave(2, 1) for side in (keys, values))
-            own = torch.arange(past, length)[:, None]
+            own = torch.arange(past, length, device=q.device)[:, None]
             hidden = (place > own) | (place <= own - window)
             scores = torch.einsum("qhd,khd->hqk", q[begin:end], k) * spec.scale
             out[begin:end] = torch.einsum(
@@ -89,11 +89,11 @@ class WholeTiles:
 
 def by_steps(batch: Freed, cache: KvCache) -> torch.Tensor:
     step = StepArrays(np.zeros(len(batch.q), np.int64), batch.q_lens, batch.past, batch.tables)
-    return LibraryAttention("any", WholeTiles()).begin(step, cache).attend(0, batch.q)
+    return LibraryAttention("any", WholeTiles()).begin(step, cache).attend(0, batch.q.to(DEVICE))
 
 
 def packed(batch: Freed, cache: KvCache) -> torch.Tensor:
-    none = torch.empty(0, dtype=torch.int32)
+    none = torch.empty(0, dtype=torch.int32, device=DEVICE)
     to = batch.on_device
     meta = StepMeta(
         none,
@@ -108,14 +108,14 @@ def packed(batch: Freed, cache: KvCache) -> torch.Tensor:
         none,
         none,
     )
-    return PackedLibraryAttention("any", WholeTiles()).bind(meta, cache).attend(0, batch.q)
+    return PackedLibraryAttention("any", WholeTiles()).bind(meta, cache).attend(0, batch.q.to(DEVICE))
 
 
 @pytest.mark.parametrize("attend", [by_steps, packed])
 @pytest.mark.parametrize("window", [23, 70, 200])
 def test_libraries(window: int, attend: Callable[[Freed, KvCache], torch.Tensor]) -> None:
     batch = Freed([60, 9, 1], [250, 100, 237], window)
-    spec = KvSpec(1, 4, 2, 32, torch.float32, torch.device("cpu"), 32**-0.5, None, (window,))
+    spec = KvSpec(1, 4, 2, 32, torch.float32, DEVICE, 32**-0.5, None, (window,))
     cache = KvCache(spec, batch.kv.shape[1], PAGE)
     cache.layers[0].copy_(batch.kv)
     batch.tables = np.where(batch.tables == 10**6, 0, batch.tables)

@@ -30,6 +30,7 @@ from tests.executors.checkpoints import write_checkpoint
 from tests.executors.kernels.steps import spec as small_spec
 from tests.executors.llm.driver import GREEDY, Driver, config
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, FakeGraph
+from tests.gpu.test_attention import DEVICE
 from tests.gpu.test_shared_extend import cut_at_random
 from tests.gpu.workloads import PLAIN, SMALL, Maker, play
 
@@ -114,6 +115,7 @@ async def answers(executor: LlmExecutor) -> list[list[int]]:
     return [one.tokens, other.tokens]
 
 
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("cut")
 @pytest.mark.parametrize("eager", [True, False], ids=["calls", "graphs"])
 async def test_the_kernels_share_the_keys_of_chunks(
@@ -163,7 +165,7 @@ def test_random_cuts_over_int8_kv(
     monkeypatch.setattr(triton_attention, "shared_extend_attention", spy)
     monkeypatch.setattr(check_module, "PAST", (30, 0, 5, 60, 130))
     monkeypatch.setattr(check_module, "CHUNKS", (1, 9, 1, 20, 3))
-    model = small_spec(4, 2, 32, dtype, kv_dtype=torch.int8, **changes)
+    model = replace(small_spec(4, 2, 32, dtype, kv_dtype=torch.int8, **changes), device=DEVICE)
     assert check_module.fault(CutAnywhere(model), model, 16) is None
     assert spy.calls and spy.whole == spy.calls and max(spy.counts) > 2
 
@@ -187,7 +189,8 @@ async def verified(executor: LlmExecutor, guesses: list[int], spy: Spy) -> list[
         guesses = []
 
 
-@pytest.mark.timeout(180)  # interpreted: three quarters of a minute each on a busy CPU of 2017
+@pytest.mark.interpreted
+@pytest.mark.timeout(180)  # three quarters of a minute each on a busy CPU of 2017
 @pytest.mark.parametrize("way", ["calls", "calls, uncut", "graphs"])
 async def test_drafts_behind_a_long_history_in_int8(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch

@@ -280,6 +280,10 @@ def test_a_test_that_hangs_in_the_device_is_ended(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(os, "cpu_count", lambda count=processes: count)
         words = check_tests.command(Options(device="cuda"), tmp_path / "junit.xml")
         assert ("timeout_method=thread" in words) is ("-n" in words) is beside
+        options = dict(word.split("=") for word in words if "timeout=" in word)
+        patience = float(options["timeout"])
+        stacks_at = float(options.get("faulthandler_timeout", patience))
+        assert (0 < stacks_at < patience) is beside, "where it hung is lost with its process"
 
 
 @pytest.mark.parametrize(("num_bytes", "copies"), [(1, 128), (4 << 20, 64), (100 << 20, 4), (1 << 30, 4)])

@@ -1,4 +1,4 @@
-"""One battery of paged attention for every backend: `run` says of each how it fares on a device, or why it was not run.
+"""One battery of paged attention for every backend: `run_one` says how it fares on a device, or why it was not run.
 
 Prompts, chunks and decode steps of sequences of many lengths in one step, then decode steps alone; sliding windows, bounded
 scores, head sizes, shared key heads. What no token was written to is NaN.
@@ -6,6 +6,7 @@ scores, head sizes, shared key heads. What no token was written to is NaN.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,7 @@ LONG = {
     "many": Case((16, 8), 128, tuple(range(0, 1024, 8)), (1,) * 128),
 }
 """For a real device alone."""
+ALL = {**CASES, **LONG}
 
 
 def make(name: str, spec: KvSpec, block_size: int) -> AttentionBackend:
@@ -85,18 +87,14 @@ def error_of(name: str, case: Case, dtype: torch.dtype, device: torch.device, se
     return max(problem.step(backend, counts) for counts in (case.counts, [1] * len(case.counts)))
 
 
-def run(device: torch.device) -> dict[str, str]:
-    """Of each backend "pass", "pass; refuses some: why", "fail: ..." or "not run: why", on a real device."""
-    return {name: run_one(name, device) for name in BLOCK_SIZES}
-
-
-def run_one(name: str, device: torch.device) -> str:
-    """As `run`, of one."""
+def run_one(name: str, device: torch.device, titles: Collection[str] = ()) -> str:
+    """Run a backend on a real device over the cases of these titles of `ALL`, over all if none is named: "pass", "pass; refuses
+    some: why", "fail: ..." or "not run: why"."""
     ran, refused = 0, set()
     for dtype in (torch.float16, torch.bfloat16):
-        for title, case in {**CASES, **LONG}.items():
+        for title in titles or ALL:
             try:
-                error = error_of(name, case, dtype, device)
+                error = error_of(name, ALL[title], dtype, device)
             except Unsuitable as why:
                 refused.add(str(why))
                 continue

@@ -43,8 +43,10 @@ def command(options: Options, report: Path, limit: float = 0.0) -> list[str]:
     processes = min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2)
     if importlib.util.find_spec("xdist") and processes > 1 and not options.tiny:
         # By a thread: a signal's handler waits for the call of CUDA's that hangs. It ends the process, which is replaced; without
-        # others beside it the report would be gone with it.
+        # others beside it the report would be gone with it. The process takes along what the thread says, so the stacks are
+        # written shortly before.
         named += ["-p", _XDIST, "-n", str(processes), "-o", "timeout_method=thread"]
+        named += ["-o", f"faulthandler_timeout={0.9 * patience:.0f}"]
     return [
         sys.executable, "-m", "pytest", *asked, *named, "-q", "-p", "no:cacheprovider", "--junitxml", str(report),
         # Those that need a device are parts of their own.

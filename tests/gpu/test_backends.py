@@ -81,11 +81,20 @@ def test_every_backend_passes_the_same_battery(
 
 if DEVICE.type == "cuda":
 
-    @pytest.mark.parametrize("name", BLOCK_SIZES)
-    def test_the_real_ones_pass_it_too(name: str, record_property: Callable[[str, object], None]) -> None:
+    @pytest.mark.parametrize(
+        ("name", "titles"),
+        [
+            *(pytest.param(name, (), id=name) for name in BLOCK_SIZES if name != "triton"),
+            # A test for each: one for all would take longer to compile than a test may.
+            *(pytest.param("triton", (title,), id=f"triton, {title}") for title in backend_battery.ALL),
+        ],
+    )
+    def test_the_real_ones_pass_it_too(
+        name: str, titles: tuple[str, ...], record_property: Callable[[str, object], None]
+    ) -> None:
         """With longer sequences. A library that is not installed, or that the start would refuse, is not run, and gpu-check
         says so."""
-        outcome = backend_battery.run_one(name, DEVICE)
+        outcome = backend_battery.run_one(name, DEVICE, titles)
         state, _, why = outcome.partition(": ")
         if state == check_tests.NOT_RUN:
             record_property(check_tests.NOT_RUN, why)

@@ -33,6 +33,7 @@ _COMMAND = "from cohort_server import main; main()"
 _EXECUTOR, _STANDBY = "cohort: executor", "cohort: standby"
 _READY_S, _STANDS_BY_S, _STREAM_S = 60.0, 25.0, 40.0
 _TOKENS = 1500
+_LINES = 80
 
 
 def run(options: Options, found: Found) -> None:
@@ -89,20 +90,13 @@ def _measure(server: Server, standby: str, found: Found) -> None:
                 f"{of}: after a kill a stream has {stream.tokens} of {_TOKENS} tokens; {stream.error}"
             )
         pauses.append(max(b - a for a, b in zip(stream.times, stream.times[1:], strict=False)))
-        found({f"pause_seconds, {of}": pauses})
+        lines = server.output.read_text("utf-8", "replace").splitlines()
+        found({f"pause_seconds, {of}": pauses, f"log, {of}": [line[:240] for line in lines][-_LINES:]})
         if not any(at > killed for at in stream.times):
             raise Failed(f"{of}: the stream was over before the kill")
         if standby != "off" and number == 0:
             _until(lambda: bool(server.pids(_STANDBY)), _STANDS_BY_S)
             time.sleep(3.0)
-    lines = server.output.read_text("utf-8", "replace").splitlines()
-    found(
-        {
-            f"log, {of}": [
-                line[:400] for line in lines if "executor:" in line or "warning" in line or "error" in line
-            ]
-        }
-    )
     found({f"median_pause_seconds, {of}": statistics.median(pauses)})
 
 

@@ -3,6 +3,7 @@
     extend    chunks behind long histories, their keys shared or not, and other loops
     chain     190 small kernels in a graph, with and without programmatic dependent launch
     library   torch's dense attention by cuDNN, the yardstick for attention of prompts
+    layers    the products of layers of few rows, by a library or by Cohort, early or one after the other
     weights   e4m3, stored formats and experts at 1 to 64 rows
     narrow    decode attention over KV of 8 bits: tiles of 64 and 128 keys, values as they are or widened
 
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import chain, extend, narrow_kv, weights
+from benchmarks.gpu import chain, extend, layer_chain, narrow_kv, weights
 from benchmarks.gpu.kernels import Bench, prepared
 from benchmarks.gpu.part import LIMIT, Failed, Found, Options
 
@@ -31,6 +32,7 @@ _LAST_START = 6.0
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "extend": extend.measure,
     "chain": chain.measure,
+    "layers": layer_chain.measure,
     "weights": weights.measure,
     "narrow": narrow_kv.measure,
     # Last: after a capture that failed, and a library's may, torch captures nothing more.

@@ -159,22 +159,23 @@ def _one_row_kernel(
 
 
 @triton.jit
-def _add(
-    total, at, row, bias, residual, rows, scale, OUTPUTS: tl.constexpr, BIAS: tl.constexpr
+def _put(
+    total, at, row, bias, out, rows, scale, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr
 ):  # fmt: skip
-    """Add the sums `total` [ROWS, TILE_N] of the outputs `at` to the residual."""
+    """Add the sums `total` [ROWS, TILE_N] of the outputs `at` to `out`, or without ADD write them there."""
     if BIAS:
         total += tl.load(bias + at, mask=at < OUTPUTS, other=0.0).to(tl.float32)[None, :]
-    place = residual + row[:, None] * OUTPUTS + at[None, :]
+    place = out + row[:, None] * OUTPUTS + at[None, :]
     there = (row < rows)[:, None] & (at < OUTPUTS)[None, :]
-    total = tl.load(place, mask=there, other=0.0).to(tl.float32) + scale * total
-    tl.store(place, total.to(residual.dtype.element_ty), mask=there)
+    if ADD:
+        total = tl.load(place, mask=there, other=0.0).to(tl.float32) + scale * total
+    tl.store(place, total.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["rows"])  # one kernel for any number of them
 def _few_rows_kernel(
-    x, weight, bias, residual, partial, arrived, rows, scale,
-    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr,
+    x, weight, bias, out, partial, arrived, rows, scale,
+    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr,
     ROWS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """TILE_N outputs, of STEPS tiles of the depth. PARTS share the depth: `partial` receives their results, and `arrived`
@@ -216,7 +217,7 @@ def _few_rows_kernel(
             b = tl.load(weight_at + start, mask=is_output[None, :] & inside[:, None], other=0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
     if PARTS == 1:
-        _add(total, at, row, bias, residual, rows, scale, OUTPUTS, BIAS)
+        _put(total, at, row, bias, out, rows, scale, OUTPUTS, BIAS, ADD)
     else:
         inner = row[:, None] * TILE_N + tl.arange(0, TILE_N)[None, :]
         of_tile = partial + tile * (PARTS * ROWS * TILE_N)
@@ -231,7 +232,7 @@ def _few_rows_kernel(
                 total += tl.load(
                     of_tile + number * (ROWS * TILE_N) + inner, mask=is_row[:, None], other=0.0, cache_modifier=".cg"
                 )  # fmt: skip
-            _add(total, at, row, bias, residual, rows, scale, OUTPUTS, BIAS)
+            _put(total, at, row, bias, out, rows, scale, OUTPUTS, BIAS, ADD)
 
 
 def cut(outputs: int, columns: int, processors: int = PROCESSORS) -> tuple[int, int, int]:
@@ -298,7 +299,7 @@ def added_product(
     `x` [rows, columns], at most MOST_ROWS; `weight` [outputs, columns], whose shape `workspace` is made for; `bias`
     [outputs]. All are contiguous and in one of DTYPES. `scales`: see `normed_product`. Raises ValueError for more rows.
     """
-    rows, columns = x.shape
+    rows = len(x)
     if rows > MOST_ROWS:
         raise ValueError(f"{rows} rows, and a product takes {MOST_ROWS}")
     _check_narrow(rows, scales)
@@ -319,12 +320,31 @@ def added_product(
             ADD=True,
         )
     elif rows:
-        tiles, parts, share = workspace.cuts[weight.shape[0], weight.shape[1]]
-        tile = choose("few_rows", kind_of(x.dtype), "")
-        shared = workspace if parts > 1 else None
-        _few_rows_kernel[(tiles, parts)](
-            x, weight, bias, residual, shared and shared.partial, shared and shared.arrived, rows, scale,
-            OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, PARTS=parts, STEPS=share // tile.depth,
+        _launch_few_rows(x, weight, bias, residual, workspace, scale, add=True)
+
+
+def product(
+    x: torch.Tensor, weight: torch.Tensor, workspace: FewRowsWorkspace, *, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return W x + bias [rows, outputs]; rounded once. See `added_product`; x has at least two rows."""
+    if not 1 < len(x) <= MOST_ROWS:
+        raise ValueError(f"{len(x)} rows, and a product takes 2 to {MOST_ROWS}")
+    out = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
+    _launch_few_rows(x, weight, bias, out, workspace, 1.0, add=False)
+    return out
+
+
+def _launch_few_rows(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, workspace: FewRowsWorkspace,
+    scale: float, add: bool,
+) -> None:  # fmt: skip
+    rows, columns = x.shape
+    tiles, parts, share = workspace.cuts[weight.shape[0], weight.shape[1]]
+    tile = choose("few_rows", kind_of(x.dtype), "")
+    shared = workspace if parts > 1 else None
+    _few_rows_kernel[(tiles, parts)](
+            x, weight, bias, out, shared and shared.partial, shared and shared.arrived, rows, scale,
+            OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, ADD=add, PARTS=parts, STEPS=share // tile.depth,
             ROWS=MOST_ROWS, TILE_N=tile.outputs, TILE_K=tile.depth, num_warps=tile.warps, num_stages=tile.stages, **options(),
         )  # fmt: skip
 

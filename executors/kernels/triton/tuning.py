@@ -232,8 +232,8 @@ _OWN_REGISTERS: dict[Key, Choice] = {
         _ROWS["experts", HALF, "many"], depth=32
     ),  # those of gpt-oss spill 440 bytes with 64
 }
-# Measured on an H200 on 2026-11-29, microseconds with the row of `_ROWS` and with these: 256 sequences of 1,024 keys of 128
-# numbers over e4m3 293 and 249, over int8 331 and 207; a prompt of 8,192 tokens 739 and 691, 512 tokens behind 32,000 keys 367 and
+# Measured on an H200 on 2026-11-29, microseconds with the row of `_ROWS` and with these, heads of 128: 256 sequences of 1,024
+# keys over e4m3 293 and 249, over int8 331 and 207; a prompt of 8,192 tokens 739 and 691, 512 tokens behind 32,000 keys 367 and
 # 328, behind 7,000 keys 96 and 91, 64 tokens behind those 38 and 42, the only one that is slower. The other two rows spilled.
 _HOPPER: dict[Key, Choice] = {
     ("decode_attention", E4M3, 128): replace(_DECODE, depth=128, widened=1),

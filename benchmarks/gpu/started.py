@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,17 @@ _LINES = 80
 def run(options: Options, found: Found) -> None:
     """Raises Failed where a server does not start, a stream does not go on, or nothing stood by. On a CPU nothing stands by
     beside a fork."""
-    for standby in ("off", "device") if options.device != "cpu" else ("off",):
-        with _server(options, standby) as server:
-            _measure(server, standby, found)
+    with _server(options, "device" if options.device != "cpu" else "off") as server:
+        found({"ready_seconds": server.ready})
+        # Sooner than a child begins to stand by.
+        _kill(server, "nothing stands by", found)
+        if options.device != "cpu":
+            if not _until(lambda: bool(server.pids(_STANDBY)), _STANDS_BY_S):
+                raise Failed(f"nothing stands by: {sorted(server.titles().values())}")
+            # The child is there before it holds a context.
+            time.sleep(3.0)
+        found({"processes": sorted(server.titles().values()), "memory_mib": device_memory()})
+        _kill(server, "a child stands by" if options.device != "cpu" else "once more", found)
 
 
 @dataclass(slots=True)
@@ -64,40 +72,24 @@ class Server:
         return [pid for pid, (own, _) in self.titles().items() if own.startswith(title)]
 
 
-def _measure(server: Server, standby: str, found: Found) -> None:
-    of = f"standby {standby}"
-    found({f"ready_seconds, {of}": server.ready})
-    alone = Stream(server.port, 32)
-    alone.read()
-    if standby != "off" and not _until(lambda: bool(server.pids(_STANDBY)), _STANDS_BY_S):
-        raise Failed(f"{of}: nothing stands by: {sorted(server.titles().values())}")
-    # The child is there before it holds a context.
-    time.sleep(3.0 if standby != "off" else 0.0)
-    found({f"processes, {of}": sorted(server.titles().values()), f"memory_mib, {of}": device_memory()})
-    pauses = []
-    for number in range(2):
-        stream = Stream(server.port, _TOKENS)
-        reading = threading.Thread(target=stream.read, daemon=True)
-        reading.start()
-        if not _until(lambda stream=stream: len(stream.times) > 100, _STREAM_S):  # type: ignore[misc]
-            raise Failed(f"{of}: a stream has {len(stream.times)} events; {stream.error}")
-        [executor] = server.pids(_EXECUTOR)
-        killed = time.monotonic()
-        os.kill(executor, signal.SIGKILL)
-        reading.join(_STREAM_S)
-        if stream.error or reading.is_alive() or stream.tokens != _TOKENS:
-            raise Failed(
-                f"{of}: after a kill a stream has {stream.tokens} of {_TOKENS} tokens; {stream.error}"
-            )
-        pauses.append(max(b - a for a, b in zip(stream.times, stream.times[1:], strict=False)))
-        lines = server.output.read_text("utf-8", "replace").splitlines()
-        found({f"pause_seconds, {of}": pauses, f"log, {of}": [line[:240] for line in lines][-_LINES:]})
-        if not any(at > killed for at in stream.times):
-            raise Failed(f"{of}: the stream was over before the kill")
-        if standby != "off" and number == 0:
-            _until(lambda: bool(server.pids(_STANDBY)), _STANDS_BY_S)
-            time.sleep(3.0)
-    found({f"median_pause_seconds, {of}": statistics.median(pauses)})
+def _kill(server: Server, name: str, found: Found) -> None:
+    """Kill the executor under a stream: seconds until its next token, and what the server says meanwhile."""
+    stream = Stream(server.port, _TOKENS)
+    reading = threading.Thread(target=stream.read, daemon=True)
+    reading.start()
+    if not _until(lambda: len(stream.times) > 100, _STREAM_S):
+        raise Failed(f"{name}: a stream has {len(stream.times)} events; {stream.error}")
+    [executor] = server.pids(_EXECUTOR)
+    killed = time.monotonic()
+    os.kill(executor, signal.SIGKILL)
+    reading.join(_STREAM_S)
+    lines = server.output.read_text("utf-8", "replace").splitlines()
+    found({f"log, {name}": [line[:240] for line in lines][-_LINES:]})
+    if stream.error or reading.is_alive() or stream.tokens != _TOKENS:
+        raise Failed(f"{name}: after a kill a stream has {stream.tokens} of {_TOKENS} tokens; {stream.error}")
+    if not any(at > killed for at in stream.times):
+        raise Failed(f"{name}: the stream was over before the kill")
+    found({f"pause_seconds, {name}": max(b - a for a, b in pairwise(stream.times))})
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from executors.kernels.triton import early, tuning
 
@@ -143,7 +144,7 @@ def test_what_a_launch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         assert early.options() == {"EARLY": False}
     early._options.cache_clear()
-    monkeypatch.setattr(early.triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     monkeypatch.setattr(early, "architecture", lambda: 90)
     assert early.options() == {"EARLY": True, "launch_pdl": True}
     with early.one_after_the_other():

@@ -105,8 +105,8 @@ ALONE = (
         "a start with adapters, and ten eager ones of a small model",
     ),
     _part(
-        "started", "benchmarks.gpu.started:run", 150.0, 50.0, "`cohort serve`, and kills with and without a standby child",
-        "two starts of 8 with little KV to make, two kills each, some waiting; never run",
+        "started", "benchmarks.gpu.started:run", 120.0, 42.0, "`cohort serve`, and kills without and with a standby child",
+        "a start of 14, two kills of 5, and 9 until a child stands by",
     ),
     _part(
         "early", "benchmarks.gpu.early_launches:run", 120.0, 45.0, "a step with early launches and without, by kernel",

@@ -22,7 +22,14 @@ from executors.llm.assembly.device_sizing import graph_bytes
 from executors.llm.device.base import Device, DeviceMemory, StepDevice
 from executors.llm.device.ranges import PROFILE_RANGES
 from executors.llm.device.table import device_of
-from executors.llm.kernel_support.kernel_choice import choose_adapters, choose_attention, fuse
+from executors.llm.kernel_support.early_kernels import EarlyKernels, Rehearsed
+from executors.llm.kernel_support.kernel_choice import (
+    AttentionWish,
+    choose_adapters,
+    choose_attention,
+    fuse,
+    rehearse,
+)
 from executors.llm.kernel_support.passed_checks import PassedChecks, name_of
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory import sizing
@@ -69,6 +76,8 @@ class Assembly:
     """Memory for KV that outlives this process, if the server has offered some."""
     checks: PassedChecks = field(default_factory=PassedChecks)
     """Those that have passed before."""
+    early: EarlyKernels | None = None
+    """Compiles kernels ahead of their first launches; None: each is compiled there."""
 
     @property
     def memory(self) -> DeviceMemory | None:
@@ -107,6 +116,10 @@ class Assembly:
         if (adapters := self._adapters(runner, pipeline)) is not None:
             pipeline.use_adapters(adapters)
             direct.adapters = adapters
+        # Before the largest steps, which are the first to launch them.
+        launched = pipeline.launched
+        if self.early is not None and isinstance(launched, LaunchedSteps) and _rehearsed(source.model):
+            self.early.compile("steps", launched.captures.rehearse)
         return ExecutorRuntime(source, info, plan, runner, pipeline, direct, self.device)
 
     def add_draft(self, runtime: ExecutorRuntime, draft: LoadedModel) -> None:
@@ -176,6 +189,8 @@ class Assembly:
         cache = PagedKv(spec, layout.groups, layout.block_size, _take(arena, spec.device))
         # Kernels of attention and sampler compute a few numbers before they are used.
         self.report("checking kernels", 0, 0)
+        if self.early is not None:
+            self.early.compile("checks", lambda: self._rehearse_checks(model, cache))
         attention = choose_attention(
             cache.spec, config.attention.backend, config.optimization.deterministic, config.optimization.cpu_isa,
             cache.block_size, self.device, self.checks,
@@ -187,6 +202,15 @@ class Assembly:
             if isinstance(model, Decoder):
                 model.ranges = self.device.range
         return runner
+
+    def _rehearse_checks(self, model: DecoderOnlyLLM, cache: PagedKv) -> None:
+        """Launch what the checks of this model's kernels launch. The sampler's take longest to compile and come first."""
+        config = self.config
+        if self.device.launches and self.group.launches:
+            width, dtype = self.source.info.logits_width, kv_group(model).dtype
+            device_sampler(cache.spec.device, self._most_rows(), width, dtype, Rehearsed())
+        wish = AttentionWish(cache.spec, self.device, cache.block_size, config.optimization.cpu_isa)
+        rehearse(wish, model, config.attention.backend, config.optimization.deterministic)
 
     def _pipeline(
         self, runner: ModelRunner, max_model_len: int, layout: KvLayout, arena: KvArena | None
@@ -218,8 +242,11 @@ class Assembly:
             raise sizing.slots_do_not_fit(config, max_model_len, len(cache.caches)) from None
 
     def _sampler(self, runner: ModelRunner, width: int) -> DeviceSampler:
-        rows = max(self._limits().max_samples, MIXED_TOKENS[0])
-        return device_sampler(runner.device, rows, width, kv_group(runner.model).dtype, self.checks)
+        dtype = kv_group(runner.model).dtype
+        return device_sampler(runner.device, self._most_rows(), width, dtype, self.checks)
+
+    def _most_rows(self) -> int:
+        return max(self._limits().max_samples, MIXED_TOKENS[0])
 
     def _launched(
         self, states: SequenceStates, runner: ModelRunner, steps: StepDevice, sampler: DeviceSampler
@@ -272,6 +299,12 @@ def fitting(config: ExecutorConfig, source: LoadedModel, device: Device, group: 
     if device.launches and group.launches:
         return group.limits(sizing.fitting(config, source, free, device, graph_bytes))
     return group.limits(sizing.fitting(config, source, free, device))
+
+
+def _rehearsed(model: DecoderOnlyLLM) -> bool:
+    """Return whether steps may be rehearsed: where kernels that write nothing leave no index for torch to use. Layers that torch
+    computes, and experts, may take theirs from what a layer before has computed."""
+    return isinstance(model, Decoder) and model.fused and model.config.moe is None
 
 
 def _take(arena: KvArena | None, device: torch.device) -> Callable[[int], NDArray[np.uint8] | None] | None:

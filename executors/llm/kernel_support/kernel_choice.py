@@ -12,6 +12,7 @@ must pass a check first: `attention/check.py` for the two libraries, `kernel_che
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from executors.llm.attention.varlen import varlen_attention
 from executors.llm.device.base import Device
 from executors.llm.device.table import device_of
 from executors.llm.fused import cpu_forward
+from executors.llm.kernel_support.early_kernels import Rehearsed
 from executors.llm.kernel_support.passed_checks import PassedChecks, name_of
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.host import HostWeights
@@ -43,6 +45,7 @@ from executors.llm.model.decoder import Decoder
 
 if TYPE_CHECKING:
     from executors.llm.attention.triton_attention import TritonAttention
+    from executors.llm.fused.triton_forward import TritonForward
 
 _log = logging.getLogger(__name__)
 Library = Callable[[KvSpec, int, tuple[int, int]], LibraryAttention]
@@ -255,15 +258,23 @@ def fuse(backend: AttentionBackend, model: object, checks: PassedChecks | None =
         return
     if model.kernels is not None and cpu_forward.why_not(model) is None:
         model.fuse(cpu_forward.CpuForward(model.kernels, model))
+    if (forward := _checked_forward(backend, model, checks)) is not None:
+        model.fuse(forward)
+
+
+def _checked_forward(
+    backend: AttentionBackend, model: Decoder, checks: PassedChecks | None
+) -> TritonForward | None:
+    """Make the forward of Triton kernels. The model is as before. Raises as `fuse`."""
     if backend.name != TRITON and not isinstance(backend, LibraryAttention):
-        return
+        return None
     if triton_build.missing() is not None:  # a library's attention does without Triton
-        return
+        return None
     from executors.llm.fused import few_rows, triton_forward
     from executors.llm.kernel_support import kernel_check
 
     if triton_forward.why_not(model) is not None:
-        return
+        return None
     forward = triton_forward.TritonForward(model)
     deterministic = getattr(backend, "deterministic", False)
     passed = checks or PassedChecks()
@@ -277,7 +288,7 @@ def fuse(backend: AttentionBackend, model: object, checks: PassedChecks | None =
             raise ConfigError(f"deterministic: needs Cohort's own kernels: {wrong}")
         _log.warning("forward: torch, which is slower than Cohort's Triton kernels: %s", wrong)
         backend.note = f"{backend.note}; forward by torch: {wrong}"
-        return
+        return None
     # Steps of few tokens are rounded otherwise: where a row's bits may not depend on its step, all steps are computed alike.
     if not deterministic and few_rows.why_not(model) is None:
         few = few_rows.FewRows(model)
@@ -287,4 +298,24 @@ def fuse(backend: AttentionBackend, model: object, checks: PassedChecks | None =
         else:
             _log.warning("forward: steps of few tokens take more launches than they need: %s", wrong)
             backend.note = f"{backend.note}; steps of few tokens by the general kernels: {wrong}"
-    model.fuse(forward)
+    return forward
+
+
+def rehearse(wish: AttentionWish, model: object, backend: str, deterministic: bool) -> None:
+    """Launch what the checks of `choose_attention` and of `fuse` launch, with the same arguments. Called in a rehearsal of
+    `EarlyKernels`. Nothing that was made before is changed, and nothing is logged: the choice itself says why a backend is passed
+    over. Raises what making a backend raises."""
+    checks = Rehearsed()
+    names = wish.device.attention_order if backend == "auto" and not deterministic else (backend,)
+    for spec in equal_heads(wish.spec):
+        one = wish._replace(spec=spec, checks=checks)
+        chosen = _triton(one, True) if deterministic else _first_made(one, names)
+        if chosen is not None and isinstance(model, Decoder):
+            _checked_forward(chosen, model, checks)
+
+
+def _first_made(wish: AttentionWish, names: tuple[str, ...]) -> AttentionBackend | None:
+    for name in names:
+        with contextlib.suppress(Unsuitable):
+            return MAKERS[name](wish) if name in MAKERS else None
+    return None

@@ -42,15 +42,17 @@ class PassedChecks:
     def __init__(self, conditions: str | None = None, earlier: DeviceChecks | None = None) -> None:
         self._conditions = conditions
         self._passed: set[str] = set()
-        if earlier is None or conditions is None:
-            return
-        if earlier.conditions == conditions:
-            self._passed.update(earlier.passed)
-        else:
-            _log.warning(
-                "kernels are checked again: device, driver, libraries, sources, files or settings are not those of the earlier "
-                "process"
-            )
+        if earlier is not None and conditions is not None:
+            if earlier.conditions == conditions:
+                self._passed.update(earlier.passed)
+            else:
+                _log.warning(
+                    "kernels are checked again: device, driver, libraries, sources, files or settings are not those of the "
+                    "earlier process"
+                )
+
+        self.believed = bool(self._passed)
+        """Whether any check of an earlier life is believed."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._passed

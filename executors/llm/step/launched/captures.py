@@ -104,10 +104,7 @@ class StepCaptures:
         packed = self._program.packed
         if packed is None:
             return True
-        pieces = min(1, self.most_pieces(1))
-        alone = [StepShape(1, 1, 1, decodes=1, pieces=pieces), StepShape(4, 3, 1, 1, 1, True, pieces)]
-        alone += [replace(one, lora_tiles=1) for one in alone if self._graph_adapters]
-        shapes = [*(replace(one, groups=self._groups) for one in alone), *self._padded_shapes(packed)]
+        shapes = [*self._small_shapes(), *self._padded_shapes(packed)]
         for number, shape in enumerate(shapes):
             self._report("kernels", number, len(shapes))
             try:
@@ -123,6 +120,32 @@ class StepCaptures:
                 return False
         self._report("kernels", len(shapes), len(shapes))
         return True
+
+    def _small_shapes(self) -> list[StepShape]:
+        """Steps of one token, and of one prompt beside one decode, without a graph."""
+        pieces = min(1, self.most_pieces(1))
+        alone = [StepShape(1, 1, 1, decodes=1, pieces=pieces), StepShape(4, 3, 1, 1, 1, True, pieces)]
+        alone += [replace(one, lora_tiles=1) for one in alone if self._graph_adapters]
+        return [replace(one, groups=self._groups) for one in alone]
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Run padding steps of few sizes, whose kernels are those of nearly all sizes: the small ones, and of each kind that has
+        graphs the first, the second, the one in the middle and the last. Called in a rehearsal of `EarlyKernels`."""
+        packed = self._program.packed
+        if packed is None:
+            return
+        kinds: dict[tuple[bool, bool], list[StepShape]] = {}
+        for shape in self._padded_shapes(packed):
+            kinds.setdefault((shape.listed, bool(shape.lora_tiles)), []).append(shape)
+        few = [
+            of_kind[n]
+            for of_kind in kinds.values()
+            for n in sorted({0, min(1, len(of_kind) - 1), len(of_kind) // 2, len(of_kind) - 1})
+        ]
+        for shape in (*self._small_shapes(), *few):
+            for phase in self._program.captured(shape):
+                phase()
 
     def next(self) -> bool:
         """See `Launch`. Captures the smallest missing graph."""

@@ -125,22 +125,23 @@ def untouched() -> bool:
 def test_kernels_are_compiled_together_and_launched_afterwards(compiling: Patch) -> None:
     both, reports = threading.Barrier(2), Reports()
     kernels = [Kernel(lambda: both.wait(BOTH_S)) for _ in range(2)]
-    seen = []
+    seen: list[int] = []
 
     def stage() -> None:
         seen.append(rehearsing())
         for kernel in (*kernels, *kernels):
             kernel[(1,)](1)
+        seen.append(sum(kernel.compiled for kernel in kernels))
 
     early(reports).compile("steps", stage)
-    assert untouched() and seen == [True]
+    assert untouched() and seen == [True, 0], "compiled beside the rehearsal"
     assert [kernel.compiled for kernel in kernels] == [1, 1]
     assert [kernel.launched for kernel in kernels] == [0, 0]
     assert all(name.startswith("kernels") for kernel in kernels for name in kernel.threads)
     assert reports.all[0][0] == "compiling kernels" and reports.all[-1][1:] == (2, 2)
     stage()
     assert [kernel.compiled for kernel in kernels] == [1, 1], "compiled twice"
-    assert [kernel.launched for kernel in kernels] == [2, 2] and not seen[-1]
+    assert [kernel.launched for kernel in kernels] == [2, 2] and seen[2:] == [False, 2]
 
 
 def test_a_compiled_kernel_is_not_launched_either(compiling: Patch) -> None:
@@ -247,7 +248,7 @@ def test_where_nothing_is_rehearsed(compiling: Patch, why: str) -> None:
         compiling.setattr(early_kernels, "cpu_threads", lambda: 1)
         options["threads"] = None
     elif why == "not compiled":
-        options["wanted"] = False
+        options["compiles"] = False
     elif why == "a hook of others":
         compiling.setattr(triton.knobs.runtime, "jit_cache_hook", lambda **launch: None)
     else:

@@ -4,8 +4,8 @@ Triton compiles a kernel at its first launch: 0.1 to 2 seconds of LLVM and ptxas
 that waits for it, while other cores idle. A start with an empty cache launches some thirty kernels for the first time: in its
 checks, its largest steps and the steps of padded sizes. A rehearsal goes ahead of each of the two stages:
 
-    rehearsal    checks, or padding steps, run with every launch left out; each kernel goes to a thread at its first launch
-    wait         until all are compiled: Triton keeps them in memory, and what launches them on disk
+    rehearsal    checks, or padding steps, run with every launch left out, which tells what they launch
+    compilation  in as many threads as there are cores: Triton keeps kernels in memory, and what launches them on disk
     stage        the same runs for real, as it would have without a rehearsal, and finds kernels compiled
 
 In a rehearsal torch computes with what kernels have not written. Results mean nothing and are not kept, and where torch takes an
@@ -62,14 +62,14 @@ class Rehearsed(PassedChecks):
 
 
 class EarlyKernels:
-    """Used by the thread that loads. `report` receives the progress of compilation, each second at least. `wanted`: whether
+    """Used by the thread that loads. `report` receives the progress of compilation, each second at least. `compiles`: whether
     kernels are compiled for the device at all; without, and on a single core, nothing is done."""
 
-    def __init__(self, report: ProgressCallback, wanted: bool = True, threads: int | None = None) -> None:
+    def __init__(self, report: ProgressCallback, compiles: bool = True, threads: int | None = None) -> None:
         """`threads`: most that compile at once; None: one for each core."""
         self._report = report
         self._threads = min(MOST_THREADS, cpu_threads() if threads is None else threads)
-        self._useful = wanted and self._threads > 1
+        self._useful = compiles and self._threads > 1
         """Whether the next rehearsal can be of use."""
         self._rehearsed: set[str] = set()
 
@@ -100,6 +100,7 @@ class EarlyKernels:
                     with _no_launches():
                         rehearse()
                 finally:
+                    compilers.may_begin.set()
                     self._wait(compilers.futures)
         return sum(seconds > LOADED_S for seconds in compilers.seconds)
 
@@ -113,12 +114,16 @@ class EarlyKernels:
 
 
 class _Compilers(Executor):
-    """What Triton submits compilations to. `futures` of all; `seconds` that each has taken."""
+    """What Triton submits compilations to. `futures` of all; `seconds` that each has taken.
+
+    They begin when they `may_begin`, behind the rehearsal: in a tenth of their time they hold the interpreter's lock, and a
+    rehearsal, which takes it for each call of torch, would take three times as long beside them."""
 
     def __init__(self, threads: Executor) -> None:
         self._threads = threads
         self.futures: list[Future[Any]] = []
         self.seconds: list[float] = []
+        self.may_begin = threading.Event()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """See `Executor`."""
@@ -127,6 +132,7 @@ class _Compilers(Executor):
         return future
 
     def _compile(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.may_begin.wait()
         begin = time.perf_counter()
         kernel = fn(*args, **kwargs)
         self.seconds.append(time.perf_counter() - begin)

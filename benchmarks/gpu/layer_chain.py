@@ -1,5 +1,5 @@
-"""The products of a decoder's layers, with what is between them but attention, as a chain in a graph: the library's product for
-qkv, gate and up, or Cohort's own, launched one after the other, or early. Microseconds of a layer of Qwen3-0.6B.
+"""The products of a decoder's layers, with what is between them but attention, as a chain in a graph, launched one after the
+other, or early. Microseconds of a layer of Qwen3-0.6B.
 
     residual | norm, qkv | residual += o | norm, gate and up, act(gate) * up | residual += down
 
@@ -18,7 +18,7 @@ from benchmarks.gpu.kernels import HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, Ben
 from benchmarks.gpu.part import Failed
 from executors.kernels.triton import early
 from executors.kernels.triton.activation import gated
-from executors.kernels.triton.few_rows import FewRowsWorkspace, added_product, normed_product, product
+from executors.kernels.triton.few_rows import FewRowsWorkspace, added_product, normed_product
 from executors.kernels.triton.norms import rms_norm
 
 ROWS = (1, 2, 4, 8, 16)
@@ -46,7 +46,7 @@ class Layers:
         self.norm = torch.ones(self.hidden, dtype=bench.dtype, device=bench.device)
         self.workspace = FewRowsWorkspace(shapes, bench.device)
 
-    def run(self, residual: torch.Tensor, own: bool) -> torch.Tensor:
+    def run(self, residual: torch.Tensor) -> torch.Tensor:
         """Add all layers to `residual` [rows, hidden], and return it. Attention gives back the queries."""
         norm, workspace = self.norm, self.workspace
         for qkv, o, up, down in self.weights:
@@ -55,14 +55,11 @@ class Layers:
                 added_product(heads[:, : o.shape[1]], o, residual, workspace)
                 inner = normed_product(residual, norm, _EPS, up, activation="silu")
             else:
-                heads = self._product(rms_norm(residual, norm, _EPS), qkv, own)
+                heads = F.linear(rms_norm(residual, norm, _EPS), qkv)
                 added_product(heads[:, : o.shape[1]].contiguous(), o, residual, workspace)
-                inner = gated(self._product(rms_norm(residual, norm, _EPS), up, own), "silu")
+                inner = gated(F.linear(rms_norm(residual, norm, _EPS), up), "silu")
             added_product(inner, down, residual, workspace)
         return residual
-
-    def _product(self, x: torch.Tensor, weight: torch.Tensor, own: bool) -> torch.Tensor:
-        return product(x, weight, self.workspace) if own else F.linear(x, weight)
 
 
 def measure(bench: Bench) -> None:
@@ -74,22 +71,18 @@ def measure(bench: Bench) -> None:
             bench.device, bench.dtype
         )
         expected: torch.Tensor | None = None
-        for own in (False, True) if rows > 1 else (True,):
-            for soon in (False, True):
-                name = f"layers, {rows} rows, {'own products' if own else 'library'}, {'early' if soon else 'in turn'}"
-                with contextlib.nullcontext() if soon else early.one_after_the_other():
-                    found = layers.run(start.clone(), own).double()
-                    expected = found if expected is None else expected
-                    off = float((found - expected).norm() / expected.norm())
-                    if not off < _DIFFERENCE:
-                        bench.put(name, {"failed": f"differs by {off:.3g}"})
-                        raise Failed(f"{name}: differs by {off:.3g}")
-                    residual = start.clone()
-                    bench.add(
-                        name, [functools.partial(layers.run, residual, own)], num_bytes * len(layers.weights)
-                    )
-                bench.put(
-                    name,
-                    bench.rows[name]
-                    | {"us_a_layer": bench.rows[name]["us"] / len(layers.weights), "off": off},
-                )
+        for soon in (False, True):
+            name = f"layers, {rows} rows, {'early' if soon else 'one after the other'}"
+            with contextlib.nullcontext() if soon else early.one_after_the_other():
+                found = layers.run(start.clone()).double()
+                expected = found if expected is None else expected
+                off = float((found - expected).norm() / expected.norm())
+                if not off < _DIFFERENCE:
+                    bench.put(name, {"failed": f"differs by {off:.3g}"})
+                    raise Failed(f"{name}: differs by {off:.3g}")
+                call = functools.partial(layers.run, start.clone())
+                bench.add(name, [call], num_bytes * len(layers.weights))
+            bench.put(
+                name,
+                bench.rows[name] | {"us_a_layer": bench.rows[name]["us"] / len(layers.weights), "off": off},
+            )

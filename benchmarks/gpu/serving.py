@@ -142,10 +142,10 @@ class Crowd:
     def ask(
         self, prompts: Sequence[Sequence[int]], outputs: Sequence[int], temperatures: Sequence[float] | None = None,
         adapters: Sequence[str | None] | None = None, grammars: Sequence[str | None] | None = None,
-        seeds: Sequence[int] | None = None,
+        seeds: Sequence[int] | None = None, top_k: int = 0,
     ) -> None:  # fmt: skip
         """Submit them; sampled at TEMPERATURE unless told otherwise, whatever ends a text included; `adapters`: digests; `seeds`:
-        0, 1, 2 ... if None."""
+        0, 1, 2 ... if None; `top_k`: tokens that one is drawn from, 0: all."""
         count = len(prompts)
         temperatures = temperatures or [TEMPERATURE] * count
         self.tokens, self.times = [[] for _ in range(count)], [[] for _ in range(count)]
@@ -153,7 +153,8 @@ class Crowd:
         self.cached = [0] * count
         self._open, self.asked = count, self.core.clock()
         for key, (prompt, tokens) in enumerate(zip(prompts, outputs, strict=True)):
-            sampling = SamplingParams(temperature=temperatures[key], seed=seeds[key] if seeds else key)
+            seed = seeds[key] if seeds else key
+            sampling = SamplingParams(temperature=temperatures[key], seed=seed, top_k=top_k)
             request = Request(
                 RequestContext(f"check-{key}", self.core.clock()),
                 np.array(prompt, np.int32),

@@ -71,7 +71,7 @@ from executors.llm.device.base import Device
 from executors.llm.device.table import device_of, find_device, open_device, shares_weights
 from executors.llm.faults import step_fault
 from executors.llm.finite import explained
-from executors.llm.kernel_support.early_kernels import EarlyKernels
+from executors.llm.kernel_support.rehearsals import Rehearsals
 from executors.llm.kernel_support.passed_checks import PassedChecks, conditions
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory.arena import KvArena
@@ -342,11 +342,13 @@ class LlmExecutor(BatchModelExecutor):
         def report(stage: str, done: int, total: int) -> None:
             self._progress(stage, done, total)
 
-        early = None
+        rehearsals = None
         # Ranks would have to agree on each rehearsal. A life that believes an earlier one's checks launches few kernels at first.
         if device.compiles and self.config.parallel.world_size == 1 and not self._checks.believed:
-            early = EarlyKernels(report)
-        return Assembly(self.config, source, device, self._group, report, self._arena, self._checks, early)
+            rehearsals = Rehearsals(report)
+        return Assembly(
+            self.config, source, device, self._group, report, self._arena, self._checks, rehearsals
+        )
 
     def _assemble(self, assembly: Assembly, plan: KvPlan) -> ExecutorRuntime:
         return assembly.runtime(plan)

@@ -26,7 +26,6 @@ from executors.kernels.triton.few_rows import (
     added_product,
     cut,
     normed_product,
-    product,
 )
 from executors.llm.attention.triton_attention import TritonAttention
 from executors.llm.executor import LlmExecutor
@@ -99,30 +98,6 @@ def norm(x: torch.Tensor, weight: torch.Tensor, plus_one: bool) -> torch.Tensor:
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("rows", "outputs", "columns", "bias"), [(2, 64, 128, False), (5, 40, 512, True), (16, 96, 72, True)]
-)
-def test_a_plain_product_of_few_rows(
-    rows: int, outputs: int, columns: int, bias: bool, dtype: torch.dtype
-) -> None:
-    """With a depth that parts share, with outputs and columns that fill no tile, and twice: counters of parts begin at 0."""
-    drawn = torch.Generator().manual_seed(rows)
-    x, weight, added = (
-        torch.randn(*size, generator=drawn).to(DEVICE, dtype)
-        for size in ((rows, columns), (outputs, columns), (outputs,))
-    )
-    workspace = FewRowsWorkspace([(outputs, columns)], DEVICE)
-    expected = x.double() @ weight.double().T + (added.double() if bias else 0.0)
-    for _ in range(2):
-        found = product(x, weight, workspace, bias=added if bias else None)
-        assert found.dtype == dtype and found.shape == (rows, outputs)
-        assert float((found.double() - expected).norm() / expected.norm()) < TOLERANCE[dtype]
-    for wrong in (1, MOST_ROWS + 1):
-        with pytest.raises(ValueError, match="rows"):
-            product(torch.zeros(wrong, columns, dtype=dtype, device=DEVICE), weight, workspace)
 
 
 @sweep(every=3)

@@ -215,7 +215,19 @@ def test_a_gpu_by_its_number_and_its_driver(tmp_path: Path, monkeypatch: pytest.
     module = tmp_path / "version"
     module.write_text("NVRM version: 570")
     monkeypatch.setattr("executors.llm.device.cuda._DRIVER_FILE", module)
-    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 12080, raising=False)
+    libraries = {"libcuda.so.1": 12080}
+
+    def library(name: str) -> Any:
+        if name not in libraries:
+            raise OSError(f"{name}: cannot open shared object file")
+
+        def version(into: Any) -> int:
+            into._obj.value = libraries[name]
+            return 0 if libraries[name] else 3
+
+        return SimpleNamespace(cuDriverGetVersion=version)
+
+    monkeypatch.setattr("executors.llm.device.cuda.ctypes.CDLL", library)
 
     def identity(**changes: Any) -> tuple[str, ...] | None:
         properties = SimpleNamespace(**{**facts, **changes})
@@ -227,13 +239,15 @@ def test_a_gpu_by_its_number_and_its_driver(tmp_path: Path, monkeypatch: pytest.
     found = [identity(**{name: "2" if name in ("name", "uuid") else 2}) for name in facts]
     module.write_text("NVRM version: 580")
     found.append(identity())
-    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 13000)
+    libraries["libcuda.so.1"] = 13000
     found.append(identity())
     assert len({same, *found}) == 1 + len(found)
     module.unlink()
     assert identity() is not None
     assert identity(uuid=None) is None, "it may be any"
-    monkeypatch.delattr(torch._C, "_cuda_getDriverVersion")
+    libraries["libcuda.so.1"] = 0
+    assert identity() is None, "an error of the driver's"
+    libraries.clear()
     assert identity() is None
 
 

@@ -40,44 +40,44 @@ AGAIN = "again"
 """The place in a call at which parts that failed are run once more."""
 CALL_1 = (
     _part(
-        "agreement-bf16", "tests.gpu.agreement_bf16:run", 80.0, 38.0, "logprobs of bf16 graphs against eager torch's",
-        "37.6 s on an H200, kernels compiled in it; first, for no other figure counts where this fails",
+        "agreement-bf16", "tests.gpu.agreement_bf16:run", 110.0, 72.0, "logprobs of bf16 graphs against eager torch's",
+        "72 s on a bare machine, 15 where torch and kernels are in memory; first, for no other figure counts where this fails",
     ),
     _part(
         "churn", "tests.gpu.churn:run", 120.0, 30.0, "a crowd's texts against the same texts alone",
-        "two starts of a small model, 7 s each, and 300 short requests twice; never run",
+        "41 s on an H200 beside other parts",
     ),
     _part(
         "served-0.6b", "benchmarks.gpu.served:run", 150.0, 72.0, "replays, prompts, offline, HTTP load; 0.6B",
-        "start 12, replays 4, single 2, prompts 4, cached 3, offline 3 x 5.4, grammars and drafts 9, HTTP 22",
+        "59 s on an H200: start 10, offline 3 x 5.5, HTTP 15",
     ),
     _part(
         "served-0.6b-e4m3kv", "benchmarks.gpu.served:e4m3", 70.0, 27.0, "256 sequences with KV in e4m3, 0.6B",
         "start 12, kernels of another dtype 4, offline 2 x 4, ends 3",
     ),
     _part(
-        "served-8b", "benchmarks.gpu.served_8b:run", 200.0, 95.0, "start by stage, steps, streams, two kills; 8B",
-        "first start 25 with an empty kernel cache, single 3 x 2.3, 8,192 1, streams 3, offline 2 x 14, kills 30",
+        "served-8b", "benchmarks.gpu.served_8b:run", 200.0, 110.0, "start by stage, steps, streams, two kills; 8B",
+        "153 s on an H200, 72 of them the start beside ten other processes, 27 two kills whose lives checked everything anew",
     ),
     _part(
         "sticky", "tests.gpu.sticky:run", 150.0, 40.0, "streams go on after the device was lost",
-        "a start of a small model 9, and a child process anew after each of three faults, 10 each; never run",
+        "44 s on an H200 beside other parts",
     ),
     _part(
         "served-8b-e4m3", "benchmarks.gpu.served_8b:run_e4m3", 110.0, 45.0, "8B with weights and KV in e4m3",
         "start 17 with weights made e4m3, single 3 x 1.3, 8,192 1, offline 2 x 9, ends 5",
     ),
     _part(
-        "kernels", "benchmarks.gpu.levers:run", 60.0, 33.0, "what decides the next lever: shared keys, PDL, narrow weights, KV",
-        "the 130 old rows took 30.9 s, compilation included; some 65 new ones",
+        "kernels", "benchmarks.gpu.levers:run", 80.0, 48.0, "what decides the next lever: shared keys, PDL, narrow weights, KV",
+        "45 s on an H200, compilation included; the layers' chains since",
     ),
     _part(
         "adapters", "benchmarks.gpu.adapters:run", 150.0, 45.0, "what eight LoRA adapters cost, idle and in use",
         "start 12, with adapters more graphs 5; twelve rounds of 1 to 1.5, captures between them",
     ),
     _part(
-        "tests", "tests.gpu.session:run", 200.0, 105.0, "tests/gpu on the device",
-        "94.2 s for 966 tests in 14 processes; a tenth more tests since", *TESTS,
+        "tests", "tests.gpu.session:run", 200.0, 145.0, "tests/gpu on the device",
+        "145 s for 1,364 tests in 14 processes", *TESTS,
     ),
 )  # fmt: skip
 """By what is least known, behind the one that all others stand on: churn, load, FP8 and kills were never run, `kernels` and
@@ -85,7 +85,7 @@ CALL_1 = (
 CALL_2 = (
     _part(
         "sanitizer", "tests.gpu.sanitizer:watch", 52.0, 32.0, "twelve launches under compute-sanitizer",
-        "two tools, each 4 s of imports and a dozen launches that it slows down tenfold; never run", *TESTS,
+        "22 s on an H200 beside other parts", *TESTS,
     ),
     _part(
         "ncu", "benchmarks.gpu.ncu:count", 45.0, 22.0, "bytes and stalls of three kernels by Nsight Compute",

@@ -56,8 +56,8 @@ def wait_for_last(EARLY: tl.constexpr):
 @triton.jit
 def prefetch_rows(weight, rows, last, begin, COLUMNS: tl.constexpr, COUNT: tl.constexpr, EARLY: tl.constexpr):
     """Bring COUNT elements of rows of `weight` [n, COLUMNS], from column `begin` on, into the second cache. `rows` int64 [k]; of
-    them those above `last` count as `last`. Nothing without EARLY."""
-    if EARLY:
+    them those above `last` count as `last`. Nothing without EARLY or a COUNT."""
+    if EARLY and COUNT > 0:
         each: tl.constexpr = _LINE // (weight.dtype.element_ty.primitive_bitwidth // 8)
         lines: tl.constexpr = (COUNT + each - 1) // each
         column = begin + tl.arange(0, triton.next_power_of_2(lines)) * each

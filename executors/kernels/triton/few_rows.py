@@ -48,8 +48,9 @@ MOST_ROWS = 16
 MOST_NARROW_ROWS = 4
 """Largest number of rows of products with e4m3: each has its own programs, and all but the first read weights from a cache."""
 DTYPES = (torch.bfloat16, torch.float32)
-AHEAD = tl.constexpr(2048)
-"""Elements of each row of a weight that are brought into the second cache before x is there: those of all programs fit it."""
+_AHEAD, _SMALL = 2048, 16 << 20
+"""Elements of each row of a weight that are brought into the second cache before x is there, and bytes of the largest weight of
+which they are: all programs of a larger one would ask for more than that cache holds."""
 
 
 @triton.jit
@@ -82,7 +83,7 @@ def _one_row_kernel(
     x, weight, scales, bias, norm, out, eps, scale,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, NORM: tl.constexpr, PLUS_ONE: tl.constexpr, GATED: tl.constexpr,
     KIND: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """TILE_N results of one row. GATED: of each, its rows of gate and of up. SCALED: a weight times its row's scale counts."""
     width: tl.constexpr = OUTPUTS // 2 if GATED else OUTPUTS
@@ -115,9 +116,8 @@ def _one_row_kernel(
             EARLY,
         )
     else:
-        ahead: tl.constexpr = COLUMNS if COLUMNS < AHEAD else AHEAD
         for half in tl.static_range(pair):
-            prefetch_rows(weight, (at + half * width).to(tl.int64), OUTPUTS - 1, 0, COLUMNS, ahead, EARLY)
+            prefetch_rows(weight, (at + half * width).to(tl.int64), OUTPUTS - 1, 0, COLUMNS, AHEAD, EARLY)
         wait_for_last(EARLY)
         for start in tl.range(0, COLUMNS, TILE_K, num_stages=STAGES):
             products, squares = _add_products(
@@ -159,24 +159,23 @@ def _one_row_kernel(
 
 
 @triton.jit
-def _put(
-    total, at, row, bias, out, rows, scale, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr
+def _add(
+    total, at, row, bias, residual, rows, scale, OUTPUTS: tl.constexpr, BIAS: tl.constexpr
 ):  # fmt: skip
-    """Add the sums `total` [ROWS, TILE_N] of the outputs `at` to `out`, or without ADD write them there."""
+    """Add the sums `total` [ROWS, TILE_N] of the outputs `at` to the residual."""
     if BIAS:
         total += tl.load(bias + at, mask=at < OUTPUTS, other=0.0).to(tl.float32)[None, :]
-    place = out + row[:, None] * OUTPUTS + at[None, :]
+    place = residual + row[:, None] * OUTPUTS + at[None, :]
     there = (row < rows)[:, None] & (at < OUTPUTS)[None, :]
-    if ADD:
-        total = tl.load(place, mask=there, other=0.0).to(tl.float32) + scale * total
-    tl.store(place, total.to(out.dtype.element_ty), mask=there)
+    total = tl.load(place, mask=there, other=0.0).to(tl.float32) + scale * total
+    tl.store(place, total.to(residual.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["rows"])  # one kernel for any number of them
 def _few_rows_kernel(
-    x, weight, bias, out, partial, arrived, rows, scale,
-    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr,
-    ROWS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, EARLY: tl.constexpr,
+    x, weight, bias, residual, partial, arrived, rows, scale,
+    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr,
+    ROWS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """TILE_N outputs, of STEPS tiles of the depth. PARTS share the depth: `partial` receives their results, and `arrived`
     counts them."""
@@ -190,15 +189,7 @@ def _few_rows_kernel(
     total = tl.zeros((ROWS, TILE_N), tl.float32)
     begin = part * (STEPS * TILE_K)
     launch_next(EARLY)
-    prefetch_rows(
-        weight,
-        at.to(tl.int64),
-        OUTPUTS - 1,
-        begin,
-        COLUMNS,
-        STEPS * TILE_K if STEPS * TILE_K < AHEAD else AHEAD,
-        EARLY,
-    )
+    prefetch_rows(weight, at.to(tl.int64), OUTPUTS - 1, begin, COLUMNS, AHEAD, EARLY)
     wait_for_last(EARLY)
     whole: tl.constexpr = COLUMNS == PARTS * STEPS * TILE_K
     for step in range(STEPS):
@@ -217,7 +208,7 @@ def _few_rows_kernel(
             b = tl.load(weight_at + start, mask=is_output[None, :] & inside[:, None], other=0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
     if PARTS == 1:
-        _put(total, at, row, bias, out, rows, scale, OUTPUTS, BIAS, ADD)
+        _add(total, at, row, bias, residual, rows, scale, OUTPUTS, BIAS)
     else:
         inner = row[:, None] * TILE_N + tl.arange(0, TILE_N)[None, :]
         of_tile = partial + tile * (PARTS * ROWS * TILE_N)
@@ -232,7 +223,7 @@ def _few_rows_kernel(
                 total += tl.load(
                     of_tile + number * (ROWS * TILE_N) + inner, mask=is_row[:, None], other=0.0, cache_modifier=".cg"
                 )  # fmt: skip
-            _put(total, at, row, bias, out, rows, scale, OUTPUTS, BIAS, ADD)
+            _add(total, at, row, bias, residual, rows, scale, OUTPUTS, BIAS)
 
 
 def cut(outputs: int, columns: int, processors: int = PROCESSORS) -> tuple[int, int, int]:
@@ -299,7 +290,7 @@ def added_product(
     `x` [rows, columns], at most MOST_ROWS; `weight` [outputs, columns], whose shape `workspace` is made for; `bias`
     [outputs]. All are contiguous and in one of DTYPES. `scales`: see `normed_product`. Raises ValueError for more rows.
     """
-    rows = len(x)
+    rows, columns = x.shape
     if rows > MOST_ROWS:
         raise ValueError(f"{rows} rows, and a product takes {MOST_ROWS}")
     _check_narrow(rows, scales)
@@ -320,33 +311,20 @@ def added_product(
             ADD=True,
         )
     elif rows:
-        _launch_few_rows(x, weight, bias, residual, workspace, scale, add=True)
-
-
-def product(
-    x: torch.Tensor, weight: torch.Tensor, workspace: FewRowsWorkspace, *, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return W x + bias [rows, outputs]; rounded once. See `added_product`; x has at least two rows."""
-    if not 1 < len(x) <= MOST_ROWS:
-        raise ValueError(f"{len(x)} rows, and a product takes 2 to {MOST_ROWS}")
-    out = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
-    _launch_few_rows(x, weight, bias, out, workspace, 1.0, add=False)
-    return out
-
-
-def _launch_few_rows(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, workspace: FewRowsWorkspace,
-    scale: float, add: bool,
-) -> None:  # fmt: skip
-    rows, columns = x.shape
-    tiles, parts, share = workspace.cuts[weight.shape[0], weight.shape[1]]
-    tile = choose("few_rows", kind_of(x.dtype), "")
-    shared = workspace if parts > 1 else None
-    _few_rows_kernel[(tiles, parts)](
-            x, weight, bias, out, shared and shared.partial, shared and shared.arrived, rows, scale,
-            OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, ADD=add, PARTS=parts, STEPS=share // tile.depth,
-            ROWS=MOST_ROWS, TILE_N=tile.outputs, TILE_K=tile.depth, num_warps=tile.warps, num_stages=tile.stages, **options(),
+        tiles, parts, share = workspace.cuts[weight.shape[0], weight.shape[1]]
+        tile = choose("few_rows", kind_of(x.dtype), "")
+        shared = workspace if parts > 1 else None
+        _few_rows_kernel[(tiles, parts)](
+            x, weight, bias, residual, shared and shared.partial, shared and shared.arrived, rows, scale,
+            OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, PARTS=parts, STEPS=share // tile.depth,
+            ROWS=MOST_ROWS, TILE_N=tile.outputs, TILE_K=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+            AHEAD=_ahead(weight, share), **options(),
         )  # fmt: skip
+
+
+def _ahead(weight: torch.Tensor, columns: int) -> int:
+    """Return how many elements of its `columns` a program brings into the cache of each row, before x is there."""
+    return min(columns, _AHEAD) if weight.nbytes <= _SMALL else 0
 
 
 def _check_narrow(rows: int, scales: torch.Tensor | None) -> None:
@@ -367,5 +345,5 @@ def _launch_one_row(
         x, weight, scales, bias, norm, out, eps, scale,
         OUTPUTS=len(weight), COLUMNS=columns, BIAS=bias is not None, SCALED=scales is not None, TILE_N=tile.outputs,
         TILE_K=max(32, triton.next_power_of_2(columns)) if short else tile.depth, STAGES=tile.stages, **fixed,
-        num_warps=tile.warps, **options(),
+        num_warps=tile.warps, AHEAD=_ahead(weight, columns), **options(),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from executors.llm.assembly.device_sizing import graph_bytes
 from executors.llm.device.base import Device, DeviceMemory, StepDevice
 from executors.llm.device.ranges import PROFILE_RANGES
 from executors.llm.device.table import device_of
-from executors.llm.kernel_support.early_kernels import EarlyKernels, Rehearsed
+from executors.llm.kernel_support.rehearsals import Rehearsals, Rehearsed
 from executors.llm.kernel_support.kernel_choice import (
     AttentionWish,
     choose_adapters,
@@ -76,7 +76,7 @@ class Assembly:
     """Memory for KV that outlives this process, if the server has offered some."""
     checks: PassedChecks = field(default_factory=PassedChecks)
     """Those that have passed before."""
-    early: EarlyKernels | None = None
+    rehearsals: Rehearsals | None = None
     """Compiles kernels ahead of their first launches; None: each is compiled there."""
 
     @property
@@ -118,8 +118,8 @@ class Assembly:
             direct.adapters = adapters
         # Before the largest steps, which are the first to launch them.
         launched = pipeline.launched
-        if self.early is not None and isinstance(launched, LaunchedSteps) and _rehearsed(source.model):
-            self.early.compile("steps", launched.captures.rehearse)
+        if self.rehearsals is not None and isinstance(launched, LaunchedSteps) and _rehearsed(source.model):
+            self.rehearsals.compile("steps", launched.captures.rehearse)
         return ExecutorRuntime(source, info, plan, runner, pipeline, direct, self.device)
 
     def add_draft(self, runtime: ExecutorRuntime, draft: LoadedModel) -> None:
@@ -189,8 +189,8 @@ class Assembly:
         cache = PagedKv(spec, layout.groups, layout.block_size, _take(arena, spec.device))
         # Kernels of attention and sampler compute a few numbers before they are used.
         self.report("checking kernels", 0, 0)
-        if self.early is not None:
-            self.early.compile("checks", lambda: self._rehearse_checks(model, cache))
+        if self.rehearsals is not None:
+            self.rehearsals.compile("checks", lambda: self._rehearse_checks(model, cache))
         attention = choose_attention(
             cache.spec, config.attention.backend, config.optimization.deterministic, config.optimization.cpu_isa,
             cache.block_size, self.device, self.checks,

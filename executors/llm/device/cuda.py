@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from executors.devices import DEVICES, GPU
 from executors.llm.device.base import Device, Event, Graph
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_DRIVER_LIBRARY = "libcuda.so.1"
+"""The driver itself says its version without a context. torch's own name for that call is gone from its later versions."""
 _DEVICES_FOLDER = Path("/dev")
 _DEVICE_FILES = ("nvidia[0-9]*", "dxg", "nvhost-gpu", "nvgpu")
 """Files of /dev by which GPUs are reached: of the driver, of WSL, of Jetson boards."""
@@ -99,7 +102,7 @@ class CudaDevice(Device):
         """See `Device`. A part of a GPU has a number of its own, and other sizes."""
         properties = torch.cuda.get_device_properties(self.place)
         uuid, driver = getattr(properties, "uuid", None), _driver()
-        if uuid is None or driver is None:  # a torch that does not say
+        if uuid is None or driver is None:  # a torch, or a driver, that does not say
             return None
         sizes = (
             properties.major,
@@ -159,15 +162,18 @@ class CudaDevice(Device):
 
 def _driver() -> tuple[str, str] | None:
     """Return the version of CUDA that the driver has, and the line about the kernel's module, "" where it cannot be read; None if
-    torch does not know the former."""
-    version = getattr(torch._C, "_cuda_getDriverVersion", None)
-    if version is None:
+    the driver does not say the former."""
+    try:
+        number = ctypes.c_int()
+        if ctypes.CDLL(_DRIVER_LIBRARY).cuDriverGetVersion(ctypes.byref(number)):
+            return None
+    except (OSError, AttributeError):
         return None
     try:
         module = _DRIVER_FILE.read_text()
     except OSError:
         module = ""
-    return str(version()), module
+    return str(number.value), module
 
 
 def _facts(index: int) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from executors.llm.attention.check import CHUNKS, LIMITS, PAST, Problem, verdict
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
 from executors.llm.device.table import device_of
-from executors.llm.kernel_support.early_kernels import rehearsing
+from executors.llm.kernel_support.rehearsals import rehearsing
 from executors.llm.lean_torch import random_numbers
 from executors.llm.lora.device import DeviceWeights, add_by_torch, of_place, part_of
 from executors.llm.memory import int8_kv

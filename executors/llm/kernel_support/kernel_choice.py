@@ -34,7 +34,7 @@ from executors.llm.attention.varlen import varlen_attention
 from executors.llm.device.base import Device
 from executors.llm.device.table import device_of
 from executors.llm.fused import cpu_forward
-from executors.llm.kernel_support.early_kernels import Rehearsed
+from executors.llm.kernel_support.rehearsals import Rehearsed
 from executors.llm.kernel_support.passed_checks import PassedChecks, name_of
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.host import HostWeights
@@ -303,7 +303,7 @@ def _checked_forward(
 
 def rehearse(wish: AttentionWish, model: object, backend: str, deterministic: bool) -> None:
     """Launch what the checks of `choose_attention` and of `fuse` launch, with the same arguments. Called in a rehearsal of
-    `EarlyKernels`. Nothing that was made before is changed, and nothing is logged: the choice itself says why a backend is passed
+    `Rehearsals`. Nothing that was made before is changed, and nothing is logged: the choice itself says why a backend is passed
     over. Raises what making a backend raises."""
     checks = Rehearsed()
     names = wish.device.attention_order if backend == "auto" and not deterministic else (backend,)

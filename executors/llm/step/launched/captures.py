@@ -131,7 +131,7 @@ class StepCaptures:
     @torch.inference_mode()
     def rehearse(self) -> None:
         """Run padding steps of few sizes, whose kernels are those of nearly all sizes: the small ones, and of each kind that has
-        graphs the first, the second, the one in the middle and the last. Called in a rehearsal of `EarlyKernels`."""
+        graphs the first, the second, the one in the middle and the last. Called in a rehearsal of `Rehearsals`."""
         packed = self._program.packed
         if packed is None:
             return

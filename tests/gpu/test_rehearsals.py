@@ -23,8 +23,8 @@ from executors.llm.assembly import parts
 from executors.llm.attention.backend import TRITON
 from executors.llm.device.cpu import CpuDevice
 from executors.llm.executor import LlmExecutor
-from executors.llm.kernel_support import early_kernels, kernel_check, kernel_choice
-from executors.llm.kernel_support.early_kernels import EarlyKernels, Rehearsed, rehearsing
+from executors.llm.kernel_support import rehearsals, kernel_check, kernel_choice
+from executors.llm.kernel_support.rehearsals import Rehearsals, Rehearsed, rehearsing
 from executors.llm.kernel_support.kernel_choice import AttentionWish, choose_attention, fuse, rehearse
 from executors.llm.kernel_support.passed_checks import PassedChecks
 from executors.llm.model.caches import kv_group
@@ -41,7 +41,7 @@ active_mode = pytest.importorskip(
 Patch = pytest.MonkeyPatch
 BOTH_S = 20.0
 """Seconds for two threads to meet."""
-LOGGER = "executors.llm.kernel_support.early_kernels"
+LOGGER = "executors.llm.kernel_support.rehearsals"
 
 
 class Kernel:
@@ -111,12 +111,12 @@ def compiling(monkeypatch: Patch) -> Patch:
     """Triton as where kernels are compiled, with `run` in place of its own."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(JITFunction, "run", run)
-    monkeypatch.setattr(early_kernels, "LOADED_S", -1.0)  # these kernels take no time
+    monkeypatch.setattr(rehearsals, "LOADED_S", -1.0)  # these kernels take no time
     return monkeypatch
 
 
-def early(report: Any = lambda *progress: None, **options: Any) -> EarlyKernels:
-    return EarlyKernels(report, **{"threads": 4} | options)
+def ahead_of(report: Any = lambda *progress: None, **options: Any) -> Rehearsals:
+    return Rehearsals(report, **{"threads": 4} | options)
 
 
 def untouched() -> bool:
@@ -135,7 +135,7 @@ def test_kernels_are_compiled_together_and_launched_afterwards(compiling: Patch)
             kernel[(1,)](1)
         seen.append(sum(kernel.compiled for kernel in kernels))
 
-    early(reports).compile("steps", stage)
+    ahead_of(reports).compile("steps", stage)
     assert untouched() and seen == [True, 0], "compiled beside the rehearsal"
     assert [kernel.compiled for kernel in kernels] == [1, 1]
     assert [kernel.launched for kernel in kernels] == [0, 0]
@@ -150,7 +150,7 @@ def test_a_compiled_kernel_is_not_launched_either(compiling: Patch) -> None:
     """It would read what another one, left out, has not written."""
     kernel = Kernel()
     kernel[(1,)]()
-    early().compile("steps", lambda: kernel[(1,)]())
+    ahead_of().compile("steps", lambda: kernel[(1,)]())
     assert (kernel.compiled, kernel.launched) == (1, 1)
 
 
@@ -163,7 +163,7 @@ def test_other_threads_launch_as_before(compiling: Patch) -> None:
         other.join()
         mine[(1,)]()
 
-    early().compile("steps", stage)
+    ahead_of().compile("steps", stage)
     assert (mine.launched, theirs.launched) == (0, 1)
 
 
@@ -175,7 +175,7 @@ def test_a_rehearsal_that_fails_ends_no_start(compiling: Patch, caplog: pytest.L
         kernel[(1,)]()
         raise RuntimeError("out of luck")
 
-    ahead = early(reports)
+    ahead = ahead_of(reports)
     ahead.compile("checks", stage)
     assert untouched() and (kernel.compiled, kernel.launched, kernel.there) == (1, 0, True)
     assert reports.all[-1][1:] == (1, 1), "waited without a word"
@@ -189,7 +189,7 @@ def test_a_kernel_that_does_not_compile_says_so_at_its_launch(
 ) -> None:
     caplog.set_level(logging.DEBUG, LOGGER)
     right, wrong = Kernel(), Kernel(fault=ValueError("no such instruction"))
-    early().compile("steps", lambda: (wrong[(1,)](), right[(1,)]()))
+    ahead_of().compile("steps", lambda: (wrong[(1,)](), right[(1,)]()))
     assert untouched() and len(caplog.records) == 1
     right[(1,)]()
     assert right.launched == 1
@@ -202,12 +202,12 @@ def test_an_end_from_outside_is_not_kept_back(compiling: Patch) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        early().compile("steps", stage)
+        ahead_of().compile("steps", stage)
     assert untouched()
 
 
 def test_it_is_heard_while_kernels_are_compiled(compiling: Patch) -> None:
-    compiling.setattr(early_kernels, "_REPORT_S", 0.01)
+    compiling.setattr(rehearsals, "_REPORT_S", 0.01)
     enough, reports = threading.Event(), Reports()
 
     def report(*progress: Any) -> None:
@@ -215,13 +215,13 @@ def test_it_is_heard_while_kernels_are_compiled(compiling: Patch) -> None:
         if len(reports.all) == 5:
             enough.set()
 
-    early(report).compile("steps", lambda: Kernel(lambda: enough.wait(BOTH_S))[(1,)]())
+    ahead_of(report).compile("steps", lambda: Kernel(lambda: enough.wait(BOTH_S))[(1,)]())
     assert enough.is_set() and reports.all[:5] == [("compiling kernels", 0, 1)] * 5
 
 
 def test_a_stage_is_rehearsed_once(compiling: Patch) -> None:
     stages: list[str] = []
-    ahead = early()
+    ahead = ahead_of()
     for name in ("checks", "steps", "checks", "steps"):
         ahead.compile(name, noting(stages, name, lambda: Kernel()[(1,)]()))
     assert stages == ["checks", "steps"]
@@ -229,11 +229,11 @@ def test_a_stage_is_rehearsed_once(compiling: Patch) -> None:
 
 @pytest.mark.parametrize("found", ["on disk", "in memory"])
 def test_with_all_kernels_there_the_next_stage_is_not_rehearsed(compiling: Patch, found: str) -> None:
-    compiling.setattr(early_kernels, "LOADED_S", 60.0)
+    compiling.setattr(rehearsals, "LOADED_S", 60.0)
     stages: list[str] = []
     kernel = Kernel()
     kernel.there = found == "in memory"
-    ahead = early()
+    ahead = ahead_of()
     for name in ("checks", "steps"):
         ahead.compile(name, noting(stages, name, lambda: kernel[(1,)]()))
     assert stages == ["checks"]
@@ -247,7 +247,7 @@ def test_where_nothing_is_rehearsed(compiling: Patch, why: str) -> None:
     if why == "interpreted":
         compiling.setenv("TRITON_INTERPRET", "1")
     elif why == "one core":
-        compiling.setattr(early_kernels, "cpu_threads", lambda: 1)
+        compiling.setattr(rehearsals, "cpu_threads", lambda: 1)
         options["threads"] = None
     elif why == "not compiled":
         options["compiles"] = False
@@ -255,14 +255,14 @@ def test_where_nothing_is_rehearsed(compiling: Patch, why: str) -> None:
         compiling.setattr(triton.knobs.runtime, "jit_cache_hook", lambda **launch: None)
     else:
         compiling.delattr(triton, "AsyncCompileMode")
-    early(**options).compile("steps", lambda: pytest.fail("rehearsed"))
+    ahead_of(**options).compile("steps", lambda: pytest.fail("rehearsed"))
 
 
 def test_a_mode_of_others_is_left_alone(compiling: Patch) -> None:
     mode = SimpleNamespace()
     token = active_mode.set(mode)
     try:
-        early().compile("steps", lambda: pytest.fail("rehearsed"))
+        ahead_of().compile("steps", lambda: pytest.fail("rehearsed"))
         assert active_mode.get() is mode
     finally:
         active_mode.reset(token)
@@ -280,7 +280,7 @@ def test_in_a_rehearsal_all_checks_run_and_none_counts(compiling: Patch) -> None
     def fault() -> str | None:
         return kernel_check.first_fault(checks)
 
-    early().compile("checks", lambda: results.append(rehearsed.fault("forward", fault)))
+    ahead_of().compile("checks", lambda: results.append(rehearsed.fault("forward", fault)))
     assert ran == ["norm", "gate", "rope"] and results == [None]
     assert "forward" not in rehearsed and rehearsed.record() is None
     wrong = real.fault("forward", fault)
@@ -294,7 +294,7 @@ def test_a_rehearsed_choice_leaves_model_and_checks_as_they_are(
     compiling: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiling.setenv("TRITON_INTERPRET", "1")  # for what the kernels' modules are
-    compiling.setattr(early_kernels, "_possible", lambda: True)
+    compiling.setattr(rehearsals, "_possible", lambda: True)
     compiling.setattr(kernel_check, "wanted", lambda device: True)
     ran: list[str] = []
     for name in ("attention_fault", "shared_tiles_fault", "forward_fault", "few_rows_fault"):
@@ -304,7 +304,7 @@ def test_a_rehearsed_choice_leaves_model_and_checks_as_they_are(
     model.prepare(64)
     spec, checks = kv_group(model), PassedChecks("here")
     wish = AttentionWish(spec, device, 16, None, checks)
-    early().compile("checks", lambda: rehearse(wish, model, "auto", False))
+    ahead_of().compile("checks", lambda: rehearse(wish, model, "auto", False))
     assert set(ran) >= {"attention_fault", "forward_fault", "few_rows_fault"}
     assert not caplog.records and not model.fused
     ran.clear()
@@ -323,7 +323,7 @@ def test_another_backend_needs_no_kernels(compiling: Patch, backend: str) -> Non
 
 
 class Ahead:
-    """In place of `EarlyKernels`: runs each stage by itself, once, with launches. `stages` in their order."""
+    """In place of `Rehearsals`: runs each stage by itself, once, with launches. `stages` in their order."""
 
     stages: list[str]
 
@@ -332,9 +332,9 @@ class Ahead:
     def compile(self, stage: str, rehearse: Callable[[], object]) -> None:
         Ahead.stages.append(stage)
         if stage not in Ahead.stages[:-1]:
-            token = early_kernels._rehearsing.set(True)
+            token = rehearsals._rehearsing.set(True)
             rehearse()
-            early_kernels._rehearsing.reset(token)
+            rehearsals._rehearsing.reset(token)
 
 
 @pytest.fixture(scope="module")
@@ -345,7 +345,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def started(monkeypatch: Patch, path: Path) -> Callable[..., Any]:
     """Starts an executor on a device that compiles."""
-    monkeypatch.setattr("executors.llm.executor.EarlyKernels", Ahead)
+    monkeypatch.setattr("executors.llm.executor.Rehearsals", Ahead)
     Ahead.stages = []
 
     async def start(**changes: Any) -> Any:
@@ -411,7 +411,7 @@ import threading
 import torch, triton
 from executors.kernels.triton.activation import gated
 from executors.kernels.triton.norms import rms_norm
-from executors.llm.kernel_support import early_kernels
+from executors.llm.kernel_support import rehearsals
 from tests.gpu.launches import HOPPER, _NoDevice, functions
 
 driver = _NoDevice(HOPPER)
@@ -419,13 +419,13 @@ launchers = []
 driver.launcher_cls = lambda src, metadata: launchers.append((threading.current_thread().name, src.fn))
 triton.runtime.driver.set_active(driver)
 x, weight = torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
-threads, compile_kernel = set(), early_kernels._Compilers._compile
+threads, compile_kernel = set(), rehearsals._Compilers._compile
 
 def compiled(self, *work):
     threads.add(threading.current_thread().name)
     return compile_kernel(self, *work)
 
-early_kernels._Compilers._compile = compiled
+rehearsals._Compilers._compile = compiled
 
 def stage():
     for _ in range(2):
@@ -433,7 +433,7 @@ def stage():
         rms_norm(x, weight, 1e-6, residual=x.clone())
         gated(x, "silu")
 
-ahead = early_kernels.EarlyKernels(lambda *progress: reports.append(progress), threads=3)
+ahead = rehearsals.Rehearsals(lambda *progress: reports.append(progress), threads=3)
 reports = []
 ahead.compile("checks", stage)
 assert reports[-1] == ("compiling kernels", 3, 3), reports

@@ -1,4 +1,4 @@
-"""`EarlyKernels`: kernels that a start needs are compiled together in threads, before the first of them is launched.
+"""`Rehearsals`: kernels that a start needs are compiled together in threads, before the first of them is launched.
 
 Triton compiles a kernel at its first launch: 0.1 to 2 seconds of LLVM and ptxas, then gcc for what launches it, all in the thread
 that waits for it, while other cores idle. A start with an empty cache launches some thirty kernels for the first time: in its
@@ -61,7 +61,7 @@ class Rehearsed(PassedChecks):
         """Nothing has passed."""
 
 
-class EarlyKernels:
+class Rehearsals:
     """Used by the thread that loads. `report` receives the progress of compilation, each second at least. `compiles`: whether
     kernels are compiled for the device at all; without, and on a single core, nothing is done."""
 

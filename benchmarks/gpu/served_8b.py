@@ -169,7 +169,9 @@ async def _run(options: Options, write: Found, stored: Stored) -> None:
                 await _rows(of, on_device)
                 await _streams(of)
                 streams, length, tokens = sizes.killed
-                load = Load(random_prompts(streams, length, 7, shape), tokens, sizes.kills)
+                load = Load(
+                    random_prompts(streams, length, 7, shape), tokens, sizes.kills, 8 if on_device else 0
+                )
                 with of.problem():
                     await recovery(core, found, log, load, exact=not on_device, on_device=on_device)
                 found({"capture_seconds_after_kills": await settled(core)})

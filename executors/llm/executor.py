@@ -71,8 +71,8 @@ from executors.llm.device.base import Device
 from executors.llm.device.table import device_of, find_device, open_device, shares_weights
 from executors.llm.faults import step_fault
 from executors.llm.finite import explained
-from executors.llm.kernel_support.rehearsals import Rehearsals
 from executors.llm.kernel_support.passed_checks import PassedChecks, conditions
+from executors.llm.kernel_support.rehearsals import Rehearsals
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory.arena import KvArena
 from executors.llm.memory.fingerprint import COMPUTING, code_digest

@@ -23,10 +23,10 @@ from executors.llm.assembly import parts
 from executors.llm.attention.backend import TRITON
 from executors.llm.device.cpu import CpuDevice
 from executors.llm.executor import LlmExecutor
-from executors.llm.kernel_support import rehearsals, kernel_check, kernel_choice
-from executors.llm.kernel_support.rehearsals import Rehearsals, Rehearsed, rehearsing
+from executors.llm.kernel_support import kernel_check, kernel_choice, rehearsals
 from executors.llm.kernel_support.kernel_choice import AttentionWish, choose_attention, fuse, rehearse
 from executors.llm.kernel_support.passed_checks import PassedChecks
+from executors.llm.kernel_support.rehearsals import Rehearsals, Rehearsed, rehearsing
 from executors.llm.model.caches import kv_group
 from executors.llm.step.launched.captures import StepCaptures
 from tests.executors.checkpoints import QWEN3, write_checkpoint

@@ -197,7 +197,7 @@ def test_lines_name_the_files_of_the_executors_process_and_of_the_tests(
     called: tuple[Path, list[str]],
 ) -> None:
     rows = {row["part"]: row for row in log.read(called[0] / "log.jsonl")}
-    assert "tests/gpu/test_fused.py" in rows["tests"]["sources"]
+    assert "tests/gpu/test_fused.py" in rows["sanitizer"]["sources"]
     adapters = rows["adapters"]["sources"]
     assert {
         "engine/core/loop.py",
@@ -228,8 +228,8 @@ for part in sorted(parts.ALONE, key=lambda part: part.name == "peer"):
 OF_TORCH = {"torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "yaml", "filelock",
             "setuptools", "pkg_resources", "psutil", "optree", "tqdm"}  # fmt: skip
 """What torch imports itself is there where torch is."""
-OPTIONAL = {"attr", "greenlet"}
-"""What packages of the server import where it is installed."""
+OPTIONAL = {"attr", "greenlet", "py"}
+"""What packages of the server, and pytest, import where it is installed."""
 
 
 @pytest.mark.long

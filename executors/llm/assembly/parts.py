@@ -22,7 +22,6 @@ from executors.llm.assembly.device_sizing import graph_bytes
 from executors.llm.device.base import Device, DeviceMemory, StepDevice
 from executors.llm.device.ranges import PROFILE_RANGES
 from executors.llm.device.table import device_of
-from executors.llm.kernel_support.rehearsals import Rehearsals, Rehearsed
 from executors.llm.kernel_support.kernel_choice import (
     AttentionWish,
     choose_adapters,
@@ -31,6 +30,7 @@ from executors.llm.kernel_support.kernel_choice import (
     rehearse,
 )
 from executors.llm.kernel_support.passed_checks import PassedChecks, name_of
+from executors.llm.kernel_support.rehearsals import Rehearsals, Rehearsed
 from executors.llm.lora.table import LoraTable
 from executors.llm.memory import sizing
 from executors.llm.memory.arena import KvArena

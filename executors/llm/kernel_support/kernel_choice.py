@@ -34,8 +34,8 @@ from executors.llm.attention.varlen import varlen_attention
 from executors.llm.device.base import Device
 from executors.llm.device.table import device_of
 from executors.llm.fused import cpu_forward
-from executors.llm.kernel_support.rehearsals import Rehearsed
 from executors.llm.kernel_support.passed_checks import PassedChecks, name_of
+from executors.llm.kernel_support.rehearsals import Rehearsed
 from executors.llm.lora.device import DeviceWeights
 from executors.llm.lora.host import HostWeights
 from executors.llm.lora.table import LoraWeights

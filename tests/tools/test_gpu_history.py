@@ -245,4 +245,4 @@ def test_readme_keeps_a_cards_figures_while_another_card_has_none_of_them(tree: 
 def test_each_line_of_the_record_can_be_read() -> None:
     assert log.unreadable(log.PATH) == [] and len(log.read(log.PATH)) > 10
     shown = page.table(log.read(log.PATH))
-    assert "24,750 tokens/s" in shown and "NVIDIA H200 | 2026-11-26 |" in shown
+    assert "24,212 tokens/s" in shown and "NVIDIA H200 | 2026-11-29 |" in shown

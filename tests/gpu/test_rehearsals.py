@@ -140,7 +140,10 @@ def test_kernels_are_compiled_together_and_launched_afterwards(compiling: Patch)
     assert [kernel.compiled for kernel in kernels] == [1, 1]
     assert [kernel.launched for kernel in kernels] == [0, 0]
     assert all(name.startswith("kernels") for kernel in kernels for name in kernel.threads)
-    assert reports.all[0][0] == "compiling kernels" and reports.all[-1][1:] == (2, 2)
+    assert [name for name, *_ in reports.all[:2]] == [
+        "rehearsing kernels",
+        "compiling kernels",
+    ] and reports.all[-1][1:] == (2, 2)
     stage()
     assert [kernel.compiled for kernel in kernels] == [1, 1], "compiled twice"
     assert [kernel.launched for kernel in kernels] == [2, 2] and seen[2:] == [False, 2]
@@ -212,11 +215,11 @@ def test_it_is_heard_while_kernels_are_compiled(compiling: Patch) -> None:
 
     def report(*progress: Any) -> None:
         reports(*progress)
-        if len(reports.all) == 5:
+        if len(reports.all) == 6:
             enough.set()
 
     ahead_of(report).compile("steps", lambda: Kernel(lambda: enough.wait(BOTH_S))[(1,)]())
-    assert enough.is_set() and reports.all[:5] == [("compiling kernels", 0, 1)] * 5
+    assert enough.is_set() and reports.all[1:6] == [("compiling kernels", 0, 1)] * 5
 
 
 def test_a_stage_is_rehearsed_once(compiling: Patch) -> None:

@@ -13,7 +13,9 @@ after the other and 158 us with early launches that read their weights before th
 The rule that makes this right: every program of an early kernel waits, on each of its paths, before it writes anything and before
 it reads what an early kernel writes. Then no kernel ends before the one in front of it has ended, and "the one before has ended"
 means all have. Read before the wait may be what ordinary launches and copies wrote: weights, tables of angles, the packed inputs
-of a step. An ordinary launch or copy, which a step's inputs arrive by, starts when everything before it has ended.
+of a step; but not what the last ordinary launch in front of a run of early ones wrote, whose end alone does not make it visible.
+An ordinary launch or copy, which a step's inputs arrive by, starts when everything before it has ended. Behind the inputs of a
+step come other ordinary launches (embedding, block tables) before the first early one.
 """
 
 from __future__ import annotations

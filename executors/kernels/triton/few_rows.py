@@ -23,7 +23,7 @@ float32. On an H200 the four products of a layer of Qwen3-0.6B take 18 us, as se
 
 Weights in e4m3 with a scale for each row are multiplied the same way for up to four rows, by x as it is: torch's product needs x
 in e4m3, which is a launch of its own for each product. The scale is applied to the sum. Bytes: one for each weight and four for
-each output. 4096 x 4096 needs 4.0 us at 4.25 TB/s; no GPU has run this yet.
+each output. 4096 x 4096 needs 4.0 us at 4.25 TB/s: 7.9 and, without a norm, 6.7 us on an H200 with one row, 24 and 18 with four.
 
 More rows use the matrix instructions, which take 16. A program computes TILE_N outputs of all rows, so each weight is read
 once, 16 bytes per thread along its row, some tiles ahead of the product. Narrow products have fewer tiles than a device has

@@ -191,6 +191,7 @@ class Assembly:
         self.report("checking kernels", 0, 0)
         if self.rehearsals is not None:
             self.rehearsals.compile("checks", lambda: self._rehearse_checks(model, cache))
+            self.report("checking kernels", 0, 0)
         attention = choose_attention(
             cache.spec, config.attention.backend, config.optimization.deterministic, config.optimization.cpu_isa,
             cache.block_size, self.device, self.checks,

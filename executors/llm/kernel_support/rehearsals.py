@@ -38,6 +38,8 @@ MOST_THREADS = 16
 LOADED_S = 0.25
 """Seconds that no kernel takes from disk, and some of every stage take to be compiled."""
 _REPORT_S = 1.0
+_one_at_a_time = threading.Lock()
+"""Held by a rehearsal: what leaves its launches out is in the place of Triton's own for all threads."""
 _rehearsing: contextvars.ContextVar[bool] = contextvars.ContextVar("rehearsing", default=False)
 
 
@@ -93,7 +95,8 @@ class Rehearsals:
         import triton
 
         _rehearsing.set(True)
-        with ThreadPoolExecutor(self._threads, "kernels") as threads:
+        self._report("rehearsing kernels", 0, 0)
+        with _one_at_a_time, ThreadPoolExecutor(self._threads, "kernels") as threads:
             compilers = _Compilers(threads)
             with triton.AsyncCompileMode(compilers):
                 try:

@@ -76,8 +76,8 @@ CALL_1 = (
         "start 12, with adapters more graphs 5; twelve rounds of 1 to 1.5, captures between them",
     ),
 )  # fmt: skip
-"""By what is least known, behind the one that all others stand on. Of `tests` 1,329 of 1,364 passed on an H200, the others are mended since:
-it takes as long as three others, and runs alone."""
+"""By what is least known, behind the one that all others stand on. Of `tests` 1,329 of 1,364 passed on an H200, the others are
+mended since: it takes as long as three parts, and runs alone."""
 CALL_2 = (
     _part(
         "sanitizer", "tests.gpu.sanitizer:watch", 52.0, 32.0, "twelve launches under compute-sanitizer",

@@ -232,6 +232,19 @@ def test_readme_has_a_sentence_where_no_part_of_it_passed(tree: Tree) -> None:
     assert "have changed since" in " ".join(tree.page()[1].split())
 
 
+def test_readme_tells_how_many_tests_passed_where_some_failed(tree: Tree) -> None:
+    tree.add("tests", {"passed": 963, "tests": 966})
+    tree.add(
+        "tests",
+        {"passed": 1329, "tests": 1364, "failed": ["one"]},
+        state="fail",
+        written="2026-12-09T00:00:00Z",
+    )
+    _, text = tree.page()
+    assert "1,329 of 1,364 tests passed (2026-12-09)" in " ".join(text.split())
+    assert "| tests that passed | 1,329 of 1,364 |" in text and "963" not in text
+
+
 def test_readme_keeps_a_cards_figures_while_another_card_has_none_of_them(tree: Tree) -> None:
     tree.add("offline-0.6b", {"output_tokens_per_s": 24750.0})
     tree.add("single-0.6b", SINGLE)

@@ -58,9 +58,9 @@ def test_bytes_and_operations_of_a_chunk() -> None:
 @pytest.mark.parametrize(
     ("new", "factor", "pieces"),
     [
-        (64, 1.0, 14),
+        (64, 1.0, 16),
         (64, 0.5, 8),
-        (64, 2.0, 14),
+        (64, 2.0, 16),
         (512, 1.0, 16),
         (512, 0.5, 8),
         (512, 2.0, 32),

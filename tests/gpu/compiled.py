@@ -130,6 +130,11 @@ def compile_all(launches: list[Launch], jobs: int, target: GPUTarget = HOPPER) -
         return list(pool.map(partial(compiled, target=target), launches))
 
 
+def _plain(value: Any) -> Any:
+    """A constant as it is printed: a word is itself, a flag 0 or 1."""
+    return int(value) if isinstance(value, bool) else value
+
+
 _SIZES = ("DIM_PAD", "ROWS", "TILE", "TILE_ROWS", "TILE_N", "TILE_K", "TILE_OUTPUTS", "TILE_RANKS", "GATED")
 """Constants that decide how much shared memory a product takes."""
 
@@ -149,7 +154,7 @@ def table(found: list[Compiled]) -> str:
     """A line for each."""
     lines = ["regs spilled  shared  a SM  warps stages ahead  products     s  kernel"]
     for one in sorted(found, key=lambda one: (one.kernel, one.types, str(one.constants))):
-        short = " ".join(f"{name}={int(value)}" for name, value in one.constants.items())
+        short = " ".join(f"{name}={_plain(value)}" for name, value in one.constants.items())
         what = f"{one.kernel} [{one.types}] {short}"
         lines.append(
             f"{one.registers:4} {one.spilled:7} {one.shared:7} {one.resident:5} {one.warps:6} {one.stages:6} {one.ahead:5}  "

@@ -282,7 +282,7 @@ def test_the_rule_follows_device_and_model() -> None:
     assert choose("shared_extend", HALF, 128).parts == 16
     for kv_heads, programs in ((8, 16), (1, 132), (200, 1)):
         rule = tile_rule(spec(kv_heads, kv_heads, 128, bf16, (None,)), 132, 128, False)
-        assert (rule.programs, rule.tile, rule.window, rule.parts) == (programs, 128, None, 16)
+        assert (rule.programs, rule.tile, rule.window, rule.parts) == (programs, 64, None, 16)
     assert tile_rule(spec(8, 8, 128, bf16, (512, 300)), 132, 128, False).window == 512 + 128
     assert tile_rule(spec(8, 8, 128, bf16, (512, None)), 132, 128, False).window is None
     # Whose kernels spill, and whose rows may not depend on what is beside them.

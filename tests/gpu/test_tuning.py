@@ -35,7 +35,7 @@ def test_attention_on_an_h200_has_the_numbers_that_were_measured(
     """As formulas, which the launchers had before."""
     pad, wide = max(16, 1 << (head - 1).bit_length()), kind == FLOAT32
     one = tuned(head, dtype, stored)
-    narrow, whole = kind == E4M3 and pad == 128, kind == HALF and pad == 128
+    narrow = kind == E4M3 and pad == 128
     usual = max(16, min(64, 16384 // pad if kind != HALF else 4096 // pad))
     assert one.depth == (128 if narrow else 32 if pad == 256 and kind != HALF else usual)
     assert one.widened == narrow
@@ -43,7 +43,7 @@ def test_attention_on_an_h200_has_the_numbers_that_were_measured(
     assert (one.programs, one.least) == (3, 64)
     assert rows_per_tile(2, head) == (64 if head > 128 else 128)
     many = choose("extend_attention", kind, tuning.head_class(head))
-    assert many.depth == (128 if whole else (16 if pad > 64 else 32) if wide else 32 if pad > 128 else 64)
+    assert many.depth == ((16 if pad > 64 else 32) if wide else 32 if pad > 128 else 64)
     assert many.warps == (16 if wide else 8 if pad <= 128 else 4)
     assert many.stages == (2 if wide or pad > 128 else 5)
 

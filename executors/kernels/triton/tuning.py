@@ -233,13 +233,11 @@ _OWN_REGISTERS: dict[Key, Choice] = {
     ),  # those of gpt-oss spill 440 bytes with 64
 }
 # Measured on an H200 on 2026-11-29, microseconds with the row of `_ROWS` and with these, heads of 128: 256 sequences of 1,024
-# keys over e4m3 293 and 249, over int8 331 and 207; a prompt of 8,192 tokens 739 and 691, 512 tokens behind 32,000 keys 367 and
-# 328, behind 7,000 keys 96 and 91, 64 tokens behind those 38 and 42, the only one that is slower. The other two rows spilled.
+# keys over e4m3 293 and 249, over int8 331 and 207. The other two rows spilled. Tiles of 128 keys for prompts take 0.89 to 0.95
+# of the time (739 and 691 for 8,192 tokens), but with windows and some groups of heads they spill 8 to 72 bytes.
 _HOPPER: dict[Key, Choice] = {
     ("decode_attention", E4M3, 128): replace(_DECODE, depth=128, widened=1),
     ("decode_attention", INT8, 128): replace(_DECODE, depth=128, widened=1),
-    ("extend_attention", HALF, 128): replace(_EXTEND, depth=128),
-    ("shared_extend", HALF, 128): replace(_SHARED, depth=128),
     ("decode_attention", E4M3, 256): replace(_DECODE, depth=32),
     ("decode_attention", FLOAT32, 256): replace(_WIDE_DECODE, depth=32),
 }

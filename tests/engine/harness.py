@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +21,27 @@ from executors.contract import ExecutorAttentionConfig, ExecutorConfig, Sampling
 from executors.testing.fakes.base import FakeExecutor
 
 GREEDY = SamplingParams(temperature=0.0)
+
+
+class OnADevice:
+    """A fake executor that says it computes on a device, where three steps are out. `sizes`: for those who count steps by their
+    sequences; `turn`: held by the step that is computed."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.turn = asyncio.Lock()
+        self.sizes = Counter[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def info(self) -> Any:
+        """See the contract."""
+        return replace(self.inner.info(), device="cuda:0")
+
+    def capabilities(self) -> Any:
+        """See the contract."""
+        return replace(self.inner.capabilities(), max_in_flight=3)
 
 
 def fake(

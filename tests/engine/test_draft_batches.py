@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -20,31 +18,16 @@ STEP_S, ROW_S = 4e-3, 2e-5
 PACE = Pace(ROW_S, ((1, STEP_S), (8, STEP_S + 7 * ROW_S), (64, STEP_S + 63 * ROW_S)))
 
 
-class Device:
-    """A fake executor whose steps take their time one after the other, up to three of them submitted."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self._turn = asyncio.Lock()
-        self.sizes = Counter[int]()
-        """Steps by the number of their sequences that decode."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def info(self) -> Any:
-        return replace(self._inner.info(), device="cuda:0")
-
-    def capabilities(self) -> Any:
-        return replace(self._inner.capabilities(), max_in_flight=3)
+class Device(harness.OnADevice):
+    """Its steps take their time one after the other."""
 
     def pace(self) -> Pace:
         return PACE
 
     async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
-        async with self._turn:
+        async with self.turn:
             await asyncio.sleep(STEP_S + ROW_S * len(batch.token_ids))
-            output: UnifiedOutput = await self._inner.unified_decode(batch)
+            output: UnifiedOutput = await self.inner.unified_decode(batch)
             self.sizes[batch.num_decodes] += 1
             return output
 

@@ -21,32 +21,20 @@ TOKENS, SPREAD = 80, 12
 SHORT, LONG = 0.9e-3, 4e-3
 
 
-class Device:
-    """A fake executor that computes steps one after the other, each in `step_s` whatever its rows; `sizes`: how many steps had so
-    many sequences."""
+class Device(harness.OnADevice):
+    """Computes steps one after the other, each in `step_s` whatever its rows."""
 
     def __init__(self, step_s: float) -> None:
-        self._inner = harness.fake("paged_fake", block_size=16, num_blocks=1024)
+        super().__init__(harness.fake("paged_fake", block_size=16, num_blocks=1024))
         self._step_s = step_s
-        self._turn = asyncio.Lock()
-        self.sizes = Counter[int]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def info(self) -> Any:
-        return replace(self._inner.info(), device="cuda:0")
-
-    def capabilities(self) -> Any:
-        return replace(self._inner.capabilities(), max_in_flight=3)
 
     async def unified_decode(self, batch: UnifiedBatch) -> UnifiedOutput:
         self.sizes[len(batch)] += 1
         # The fake knows no grammars; what counts here is that the engine does.
         starts = tuple(replace(start, grammar=None) for start in batch.starts)
-        async with self._turn:
+        async with self.turn:
             await asyncio.sleep(self._step_s)
-            output: UnifiedOutput = await self._inner.unified_decode(replace(batch, starts=starts))
+            output: UnifiedOutput = await self.inner.unified_decode(replace(batch, starts=starts))
         return output
 
 

@@ -242,9 +242,7 @@ def test_with_all_kernels_there_the_next_stage_is_not_rehearsed(compiling: Patch
     assert stages == ["checks"]
 
 
-@pytest.mark.parametrize(
-    "why", ["interpreted", "one core", "not compiled", "a hook of others", "an older Triton"]
-)
+@pytest.mark.parametrize("why", ["interpreted", "one core", "a hook of others", "an older Triton"])
 def test_where_nothing_is_rehearsed(compiling: Patch, why: str) -> None:
     options: dict[str, Any] = {}
     if why == "interpreted":
@@ -252,8 +250,6 @@ def test_where_nothing_is_rehearsed(compiling: Patch, why: str) -> None:
     elif why == "one core":
         compiling.setattr(rehearsals, "cpu_threads", lambda: 1)
         options["threads"] = None
-    elif why == "not compiled":
-        options["compiles"] = False
     elif why == "a hook of others":
         compiling.setattr(triton.knobs.runtime, "jit_cache_hook", lambda **launch: None)
     else:

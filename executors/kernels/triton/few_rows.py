@@ -99,44 +99,16 @@ def _one_row_kernel(
     launch_next(EARLY)
     if COLUMNS <= TILE_K:
         products, squares = _add_products(
-            products,
-            squares,
-            x,
-            weight,
-            norm,
-            at,
-            is_output,
-            depth,
-            0,
-            COLUMNS,
-            NORM,
-            PLUS_ONE,
-            pair,
-            width,
-            EARLY,
-        )
+            products, squares, x, weight, norm, at, is_output, depth, 0, COLUMNS, NORM, PLUS_ONE, pair, width, EARLY
+        )  # fmt: skip
     else:
         for half in tl.static_range(pair):
             prefetch_rows(weight, (at + half * width).to(tl.int64), OUTPUTS - 1, 0, COLUMNS, AHEAD, EARLY)
         wait_for_last(EARLY)
         for start in tl.range(0, COLUMNS, TILE_K, num_stages=STAGES):
             products, squares = _add_products(
-                products,
-                squares,
-                x,
-                weight,
-                norm,
-                at,
-                is_output,
-                depth,
-                start,
-                COLUMNS,
-                NORM,
-                PLUS_ONE,
-                pair,
-                width,
-                False,
-            )
+                products, squares, x, weight, norm, at, is_output, depth, start, COLUMNS, NORM, PLUS_ONE, pair, width, False
+            )  # fmt: skip
     total = tl.sum(products, 2)
     if SCALED:
         part = tl.arange(0, pair)

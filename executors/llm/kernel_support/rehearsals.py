@@ -64,14 +64,14 @@ class Rehearsed(PassedChecks):
 
 
 class Rehearsals:
-    """Used by the thread that loads. `report` receives the progress of compilation, each second at least. `compiles`: whether
-    kernels are compiled for the device at all; without, and on a single core, nothing is done."""
+    """Used by the thread that loads. `report` receives the progress of compilation, each second at least. On a single core
+    nothing is done."""
 
-    def __init__(self, report: ProgressCallback, compiles: bool = True, threads: int | None = None) -> None:
+    def __init__(self, report: ProgressCallback, threads: int | None = None) -> None:
         """`threads`: most that compile at once; None: one for each core."""
         self._report = report
         self._threads = min(MOST_THREADS, cpu_threads() if threads is None else threads)
-        self._useful = compiles and self._threads > 1
+        self._useful = self._threads > 1
         """Whether the next rehearsal can be of use."""
         self._rehearsed: set[str] = set()
 

@@ -18,6 +18,8 @@ from executors.process.wire import FrameDecoder, WireError, encode
 
 MOST_BYTES = 1 << 17
 """Longest datagram in either direction."""
+THREADS_END_S = 3.0
+"""Time in which the threads of a load must end before a fork, in seconds. Then it is refused."""
 
 
 class LoadShared(msgspec.Struct, tag=1, array_like=True):

@@ -38,8 +38,6 @@ from executors.process.worker import ProgressReports, load_failure, one_line
 TITLE = "cohort: fork server"
 _DESCRIPTORS = 3
 _ALIVE_MS = 1000
-_THREADS_END_S = 5.0
-"""Time in which the threads of a load must end, in seconds."""
 
 Create = Callable[[ExecutorConfig], ModelExecutor]
 
@@ -142,7 +140,7 @@ class ForkingProcess:
         if self._loading is not None:
             self._loading.join()
             self._loading = None
-        deadline = time.monotonic() + _THREADS_END_S
+        deadline = time.monotonic() + m.THREADS_END_S
         while len(list(Path("/proc/self/task").iterdir())) > 1:
             if time.monotonic() > deadline:
                 return False

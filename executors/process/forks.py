@@ -23,8 +23,9 @@ from executors.process.wire import WireError
 
 _log = logging.getLogger(__name__)
 
-_FORK_S = 5.0
-"""Time after which a fork counts as failed, in seconds. It takes milliseconds, for which the loop is blocked."""
+_FORK_S = m.THREADS_END_S + 2.0
+"""Time after which a fork counts as failed, in seconds. It takes milliseconds, for which the loop is blocked; it is longer than
+the fork server waits for threads, so that a refusal arrives with its reason."""
 _REAPED_S = 1.0
 """Time that the fork server has to reap a child that has exited, in seconds."""
 

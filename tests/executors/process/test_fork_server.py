@@ -15,6 +15,7 @@ import pytest
 
 from executors.contract import ConfigError, ExecutorDied, NotReady
 from executors.memory_file import MemoryFile
+from executors.process import fork_messages, forks
 from executors.process.children import Descriptors
 from executors.process.forks import ForkServer
 from executors.process.watch import Limits
@@ -295,8 +296,12 @@ async def test_a_load_may_take_longer_than_silence_may(sharing: Sharing) -> None
 
 @pytest.mark.long
 async def test_threads_that_a_load_leaves_forbid_forks(
-    sharing: Sharing, caplog: pytest.LogCaptureFixture
+    sharing: Sharing, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert (
+        forks._FORK_S >= fork_messages.THREADS_END_S + 1.0
+    )  # else the refusal comes too late, without its reason
+    monkeypatch.setattr(forks, "_FORK_S", 60.0)  # two busy cores
     executor = sharing("threads")
     await executor.warmup()
     assert parent_of(executor.pid) == os.getpid() and await loaded_by(executor) is None

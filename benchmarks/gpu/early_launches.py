@@ -1,5 +1,5 @@
 """What early launches (`executors/kernels/triton/early.py`) bring to a decode step: its graph replayed alone, with them and
-without, one executor after the other in this process; then the time of a step by kernel, and of steps of prompts.
+without, one executor after the other in this process; then the time of a step by kernel.
 
 `served-0.6b` measures the step as it is served; this part is for knowing why.
 """
@@ -27,13 +27,15 @@ from executors.kernels.triton import early
 ROWS, KEYS = (1, 2, 4, 8, 16, 64, 256), 512
 PROFILED = (1, 8, 64)
 _REPLAYS, _PATIENCE = 100, 8.0
-_KV, _TINY_KV = 40 << 30, 64 << 20
+KV_BYTES, TINY_KV_BYTES = 40 << 30, 64 << 20
 
 
 def run(options: Options, found: Found) -> None:
     """Milliseconds by rows, both ways; kernels of a step, with early launches."""
     # The second executor finds memory whatever the first one has not given back yet.
-    options = replace(options, mode="inline", kv_cache_memory_bytes=_TINY_KV if options.tiny else _KV)
+    options = replace(
+        options, mode="inline", kv_cache_memory_bytes=TINY_KV_BYTES if options.tiny else KV_BYTES
+    )
     for name, way in (
         ("one after the other", early.one_after_the_other()),
         ("early", contextlib.nullcontext()),
@@ -48,16 +50,14 @@ def run(options: Options, found: Found) -> None:
             runner.run(_run(options, found_so, name == "early"))
 
 
-async def _run(options: Options, found: Found, profiled: bool) -> None:
+async def _run(options: Options, found: Found, with_kernels: bool) -> None:
     async with served.started(options, found) as (stages, _):
-        await stages.run("steps", 30.0, lambda stages: _steps(stages, profiled))
+        await stages.run("steps", 30.0, lambda stages: _steps(stages, with_kernels))
         await stages.run("single", 8.0, served.single)
-        if profiled and stages.launches:
-            await stages.run("prompts", 10.0, _prompts)
         stages.end()
 
 
-async def _steps(stages: served.Stages, profiled: bool) -> None:
+async def _steps(stages: served.Stages, with_kernels: bool) -> None:
     if not stages.launches:
         stages.found({"device_ms_by_rows": "not on a CPU: the host computes its steps"})
         return
@@ -70,16 +70,16 @@ async def _steps(stages: served.Stages, profiled: bool) -> None:
             await until(lambda crowd=crowd: min(crowd.counts) >= 4, _PATIENCE)  # type: ignore[misc]
             by_rows[rows] = 1e3 * await stages.asking.replay(rows, _REPLAYS, _PATIENCE)
             stages.found({"device_ms_by_rows": dict(by_rows)})
-            if profiled and rows in PROFILED:
-                events = await asyncio.to_thread(_profile, 0.25)
+            if with_kernels and rows in PROFILED:
+                events = await asyncio.to_thread(profiled, 0.25)
                 spans = device_intervals(events)
-                stages.found({f"step of {rows} rows": kernels_of_a_step(events) | _gaps(spans)})
+                stages.found({f"step of {rows} rows": kernels_of_a_step(events) | gaps(spans)})
             crowd.leave()
             reading.cancel()
             await until(lambda: core.stats().running == 0, _PATIENCE)
 
 
-def _profile(seconds: float) -> list[dict[str, Any]]:
+def profiled(seconds: float) -> list[dict[str, Any]]:
     """Events of the device in so many seconds of this process, as in a Chrome trace."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         time.sleep(seconds)
@@ -91,7 +91,7 @@ def _profile(seconds: float) -> list[dict[str, Any]]:
     return events
 
 
-def _gaps(spans: list[tuple[float, float]]) -> dict[str, float]:
+def gaps(spans: list[tuple[float, float]]) -> dict[str, float]:
     """Share of the time in which nothing runs, and in which more than one kernel does."""
     busy = overlap = 0.0
     reached = spans[0][0] if spans else 0.0
@@ -101,23 +101,3 @@ def _gaps(spans: list[tuple[float, float]]) -> dict[str, float]:
         reached = max(reached, end)
     whole = reached - spans[0][0] if spans else 0.0
     return {"idle_share": 1 - busy / whole, "overlap_share": overlap / whole} if whole else {}
-
-
-async def _prompts(stages: served.Stages) -> None:
-    """(begin, end) in milliseconds of the device's steps while prompts come, beside the milliseconds to their first tokens."""
-    async with stages.engine(prefix_caching=False) as core:
-        for count, length in ((1, 128), (32, 128), (1, 2048), (1, 8192)):
-            for seed in range(2):
-                await served.first_tokens(core, random_prompts(count, length, seed, stages.shape))
-            watching = asyncio.create_task(stages.asking.steps(0.25, _PATIENCE))
-            await asyncio.sleep(0.08)
-            times = []
-            for seed in range(3):
-                times.append(
-                    1e3
-                    * await served.first_tokens(core, random_prompts(count, length, 9 + seed, stages.shape))
-                )
-                await asyncio.sleep(0.005)
-            steps = await watching
-            ms = [(round(1e3 * begin, 3), round(1e3 * end, 3)) for begin, end in steps]
-            stages.found({f"steps of {count} x {length}": {"first_tokens_ms": times, "steps_ms": ms}})

@@ -232,6 +232,7 @@ OPTIONAL = {"attr", "greenlet", "py"}
 """What packages of the server, and pytest, import where it is installed."""
 
 
+@pytest.mark.timeout(180)  # a dozen engines, one after the other
 @pytest.mark.long
 def test_every_part_that_is_in_no_call_works_as_a_program(tmp_path: Path) -> None:
     env = {**process.environment(Options("cpu"), None), "OMP_NUM_THREADS": "1"}

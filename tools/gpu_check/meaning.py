@@ -48,6 +48,7 @@ SAYS: dict[str, frozenset[str]] = {
         "sticky": "pause_seconds causes drawn_the_same seconds_after_an_idle_fault",
         "started": "ready_seconds processes",
         "early": "early",
+        "long-steps": "long_steps executor_notes",
         "drafts": "identical drafts_verified drafts_accepted",
         "offline-8b": "output_tokens_per_s",
         "single-8b": "tokens_per_s",

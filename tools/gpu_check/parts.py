@@ -112,6 +112,10 @@ ALONE = (
         "early", "benchmarks.gpu.early_launches:run", 120.0, 45.0, "a step with early launches and without, by kernel",
         "two starts of 10, replays and a profile of 5 each",
     ),
+    _part(
+        "long-steps", "benchmarks.gpu.long_steps:run", 90.0, 30.0, "steps of prompts without a graph: by kernel, gap and host",
+        "a start of 10, five kinds of steps of 2 to 3 each",
+    ),
     _part("agreement", "tests.gpu.agreement:run", 160.0, 38.0, "tokens against the plain way's", "38.1 s on an H200"),
     _part("offline-0.6b", "benchmarks.gpu.engine:offline_small", 200.0, 35.0, "256 sequences, Qwen3-0.6B", "34.9 s on an H200"),
     _part("single-0.6b", "benchmarks.gpu.engine:single_small", 100.0, 22.0, "one sequence, Qwen3-0.6B", "21.7 s on an H200"),

@@ -101,8 +101,8 @@ async def watch(server: ServerProcess, found: Overload) -> None:
             await asyncio.sleep(0.5)
 
 
-async def offer(target: Target, found: Overload, seconds: float) -> None:
-    """Send requests by the clock, and wait for what becomes of them."""
+async def offer(target: Target, found: Overload, seconds: float, sent: asyncio.Event) -> None:
+    """Send requests by the clock, some at least wherever it stands, set `sent`, and wait for what becomes of them."""
     pace, began = FACTOR * found.capacity, time.monotonic()
 
     async def one(number: int) -> None:
@@ -111,12 +111,13 @@ async def offer(target: Target, found: Overload, seconds: float) -> None:
 
     async with asyncio.TaskGroup() as group:
         number = 0
-        while (now := time.monotonic() - began) < seconds:
+        while (now := time.monotonic() - began) < seconds or number < 4 * SLOTS:
             while number < now * pace:
                 group.create_task(one(number))
                 number += 1
             await asyncio.sleep(0.01)
         found.offered = number / (time.monotonic() - began)
+        sent.set()
 
 
 async def come_back(target: Target, found: Overload, last: list[Answer], tries: int) -> None:
@@ -157,8 +158,9 @@ async def overload(server: ServerProcess, seconds: float, tries: int = 1) -> Ove
     found = Overload(*await measure_capacity(target, max(2.0, seconds / 6)))
     before = counts(server)
     watching = asyncio.create_task(watch(server, found))
-    offering = asyncio.create_task(offer(target, found, seconds))
-    await asyncio.sleep(seconds)
+    sent = asyncio.Event()
+    offering = asyncio.create_task(offer(target, found, seconds, sent))
+    await sent.wait()
     await refusals_are_over(found)
     last = [answer for answer in found.of(429)[-10:] if answer.code == "overloaded"]
     await come_back(target, found, last, tries)
@@ -221,6 +223,7 @@ def check_times(found: Overload, max_queue_wait: float, slack: float) -> float:
             length = found.length_during(one)
             bounds.append(1.25 * max_queue_wait * max(1.0, length / found.length) + length + slack)
             waits.append(one.ttft / bounds[-1])
+    assert waits, Counter((answer.status, answer.code) for _, answer in found.answers)
     assert percentile(waits, 0.99) <= 1.0, (percentile(found.ttfts, 0.99), percentile(bounds, 0.99))
     assert percentile(found.live, 0.9) < 0.5 * slack
     # At once, or when its deadline was over; what the machine itself keeps waiting comes on top.

@@ -74,6 +74,16 @@ def given_up(server: ServerProcess) -> int:
     return server.log().count("a client did not read")
 
 
+async def logged(server: ServerProcess, count: int) -> int:
+    """Wait for so many lines of readers that were given up, and return how many there are: the log is written behind what
+    happens."""
+    end = time.monotonic() + 20.0
+    while True:
+        if (lines := given_up(server)) >= count or time.monotonic() > end:
+            return lines
+        await asyncio.sleep(0.1)
+
+
 @pytest.mark.timeout(120)
 async def test_ten_dead_readers(tmp_path: Path) -> None:
     """They are given up after the write time-out, which frees what they hold; a stream beside them does not change."""
@@ -85,7 +95,6 @@ async def test_ten_dead_readers(tmp_path: Path) -> None:
         with DeadReaders(server, dead(1, 400)):  # code and tables that are made once
             await running(server, CHOICES)
             await running(server, 0)
-        warm = given_up(server)  # that one's answer may have ended before it was given up
         before, tokens = resident_mib(server.pid), server.metric('cohort_tokens_total{kind="output"}')
         forget_peak(server.pid)
         with DeadReaders(server, dead(count, 1800)):
@@ -99,7 +108,8 @@ async def test_ten_dead_readers(tmp_path: Path) -> None:
             f"{grown:.2f} MiB a reader, {tokens:.0f} tokens each; given up {time.monotonic() - began:.1f} s later"
         )
         assert beside == expected
-        assert given_up(server) == warm + count
+        # The answer of the first one may have ended before it was given up.
+        assert await logged(server, count) in (count, 1 + count)
         assert server.metric("cohort_kv_cache_usage_ratio") == 0
         assert server.metric('cohort_requests_total{outcome="abort"}') >= count * CHOICES
         assert grown < 1.5

@@ -51,11 +51,6 @@ ROWS = (
         f"{_HERE}::test_change_without_restart",
     ),
     Missing(
-        "Draft models on a GPU",
-        "[n-grams](drafts.md)",
-        "tests/executors/llm/checkpoint/test_missing_on_gpus.py::test_draft_models",
-    ),
-    Missing(
         "`--deterministic` on a GPU",
         "a [CPU](your-model.md#deterministic)",
         "tests/executors/llm/checkpoint/test_missing_on_gpus.py::test_deterministic",

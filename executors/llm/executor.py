@@ -313,10 +313,10 @@ class LlmExecutor(BatchModelExecutor):
                 f"supported: {self.family}"
             )
         # From here on these are the limits: a second life must not find others, whatever else takes memory then.
-        fitted = fitting(self.config, source, device, self._group)
+        fitted = fitting(self.config, source, device, self._group, draft)
         self._limits_note = limits_note(self.config, fitted, device)
         self.config = config = replace(fitted, default_limits=())
-        assembly = self._assembly(source, device)
+        assembly = self._assembly(source, draft, device)
         if assembly.memory is not None:
             assemble = partial(self._assemble, assembly)
             return DeviceSizing(
@@ -328,17 +328,15 @@ class LlmExecutor(BatchModelExecutor):
                 ExecutorRuntime.close,
                 report=assembly.report,
                 checks=self._checks,
+                draft=draft,
             ).make()
-        runtime = self._assemble(assembly, assembly.planned(draft))
-        if draft is not None:
-            assembly.add_draft(runtime, draft)
-        return runtime
+        return self._assemble(assembly, assembly.planned())
 
     def _try_largest(self, runtime: ExecutorRuntime, batch: UnifiedBatch) -> None:
         self._progress("trying the largest steps", 0, 0)
         runtime.run_alone(batch)
 
-    def _assembly(self, source: LoadedModel, device: Device) -> Assembly:
+    def _assembly(self, source: LoadedModel, draft: LoadedModel | None, device: Device) -> Assembly:
         def report(stage: str, done: int, total: int) -> None:
             self._progress(stage, done, total)
 
@@ -347,7 +345,7 @@ class LlmExecutor(BatchModelExecutor):
         if device.compiles and self.config.parallel.world_size == 1 and not self._checks.believed:
             rehearsals = Rehearsals(report)
         return Assembly(
-            self.config, source, device, self._group, report, self._arena, self._checks, rehearsals
+            self.config, source, device, self._group, report, self._arena, self._checks, rehearsals, draft
         )
 
     def _assemble(self, assembly: Assembly, plan: KvPlan) -> ExecutorRuntime:

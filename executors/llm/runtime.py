@@ -37,7 +37,7 @@ from executors.llm.memory.kv_toucher import KvToucher
 from executors.llm.memory.status import memory_usage
 from executors.llm.model.api import LoadedModel
 from executors.llm.step.direct import DirectRunner
-from executors.llm.step.pace import MOST_TOKENS, MOST_TOKENS_ON_DEVICE, measure_pace
+from executors.llm.step.pace import MOST_TOKENS, MOST_TOKENS_ON_DEVICE, decode_step, measure_pace
 from executors.llm.step.pipeline import StepPipeline
 from executors.llm.step.runner import ModelRunner
 from executors.llm.step.states import Companion
@@ -190,8 +190,20 @@ class ExecutorRuntime:
         """Seconds of the draft model's forwards for one sequence, 8 and all: the shortest of three each."""
         past = min(_DRAFT_PAST, self.info.max_model_len, companion.max_model_len) - 1
         counts = sorted({1, min(8, config.max_num_seqs), config.max_num_seqs})
-        pace = ((count, min(companion.time_forward(count, past) for _ in range(3))) for count in counts)
-        return tuple(pace)
+        return tuple((count, self._time_draft(companion, count, past)) for count in counts)
+
+    def _time_draft(self, companion: Companion, count: int, past: int) -> float:
+        """Seconds of a draft model's forward of one token for each of `count` sequences of `past` tokens."""
+        if self.unified.follower is None:
+            return min(companion.time_forward(count, past) for _ in range(3))
+        layout = self.plan.layout
+        blocks = [group.num_blocks for group in layout.groups]
+        with self.unified.trial():
+            try:  # the model's step gives the sequences their slots and blocks
+                self.unified.run(decode_step(past, count, layout.block_size, blocks))
+                return min(companion.time_forward(count, past) for _ in range(3))
+            finally:
+                self.unified.states.clear()
 
     def release_memory(self, group: int, block_ids: Int32Array) -> None:
         """See the contract."""

@@ -66,8 +66,8 @@ def executor_config(
             draft_model="" if draft is None else str(draft),
             mtp=speculation.method == "mtp" and not speculation.if_usable,
             mtp_if_usable=speculation.if_usable,
-            # Devices compute drafts of n-grams only.
-            max_drafts=speculation.num_tokens if speculation.method == "ngram" else 0,
+            # MTP heads draft on a CPU only, which needs no room for drafts.
+            max_drafts=0 if speculation.method == "mtp" else speculation.num_tokens,
             # One more than steps use: a new one is tried beside them.
             max_loras=settings.max_loras + 1 if uses_adapters(settings) else 0,
             max_lora_rank=settings.max_lora_rank,

@@ -27,6 +27,7 @@ from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
 from executors.llm.kernel_support.kernel_choice import MAKERS
 from executors.llm.memory.kv_cache import KvCache
+from executors.llm.spec.device_companion import DeviceDraftCompanion
 from executors.llm.step.launched.inputs import StepBuffer
 from executors.llm.step.launched.steps import LaunchedSteps
 from executors.llm.step.pipeline import StepPipeline
@@ -405,9 +406,12 @@ class FakeDeviceExecutor(LlmExecutor):
         self.device.attention_order = self.order  # type: ignore[misc]
         self.device.memory = self.memory
         await super().warmup()
-        for buffer in self.launched.queue.ring._ring:
-            if isinstance(buffer.event, LateEvent):
-                buffer.event.buffer = buffer
+        companion = self._ready().companion
+        drafting = [companion.forwards.queue] if isinstance(companion, DeviceDraftCompanion) else []
+        for queue in (self.launched.queue, *drafting):
+            for buffer in queue.ring._ring:
+                if isinstance(buffer.event, LateEvent):
+                    buffer.event.buffer = buffer
 
 
 class FakeQwen3(FakeDeviceExecutor, Qwen3ModelExecutor):

@@ -28,8 +28,10 @@ from executors.llm.kernel_support.passed_checks import PassedChecks, name_of
 from executors.llm.memory.device_memory import Room, give_back, look
 from executors.llm.memory.kv_groups import group_specs, group_windows
 from executors.llm.memory.kv_plan import KvPlan, plan_kv
+from executors.llm.memory.sizing import kv_bytes_beside
 from executors.llm.model.api import LoadedModel
 from executors.llm.model.caches import kv_group
+from executors.llm.spec.device_forwards import draft_tokens
 from executors.llm.step.launched.graphs import adapted_shapes, decode_shapes, mixed_shapes
 
 _log = logging.getLogger(__name__)
@@ -66,10 +68,11 @@ class DeviceSizing(Generic[T]):
         sleep: Callable[[float], None] = time.sleep,
         report: ProgressCallback = lambda stage, done, total: None,
         checks: PassedChecks | None = None,
+        draft: LoadedModel | None = None,
     ) -> None:
         """`assemble` and `run` raise OutOfMemory, or torch's errors. `run` leaves no sequence behind. `close` ends a `T` that
         is discarded. `report` receives the progress of what takes long. `checks`: those that have passed before; the largest
-        steps beside a pool of a size are one."""
+        steps beside a pool of a size are one. `draft`: the draft model, whose KV lies in the same blocks."""
         self._source = source
         self._config = config
         self._memory = memory
@@ -80,12 +83,13 @@ class DeviceSizing(Generic[T]):
         self._report = report
         self._checks = checks or PassedChecks()
         self._spec = kv_group(source.model)
-        windows = group_windows(self._spec, config.max_model_len or source.info.max_model_len)
+        self._beside = kv_bytes_beside(draft)
+        windows = self._windows(source.info.max_model_len)
         parts = group_specs(self._spec, [KvGroup(0, 0, window) for window in windows])
         keeping = sum(
             part.bytes_per_token() for part, window in zip(parts, windows, strict=True) if window is None
         )
-        self._most_tokens = max(1, look(memory, config).usable // max(1, keeping))
+        self._most_tokens = max(1, look(memory, config).usable // max(1, keeping + sum(self._beside)))
 
     def make(self) -> T:
         """Make it with KV of `kv_cache_memory_bytes` if given, else with the memory available. Raises ConfigError with all
@@ -119,7 +123,7 @@ class DeviceSizing(Generic[T]):
         """Make it with exactly the configured size. The operator chose the size, and a restarted executor must get the same
         as the first."""
         config = self._config
-        plan = plan_kv(self._spec, config, self._source.info.max_model_len)
+        plan = plan_kv(self._spec, config, self._source.info.max_model_len, beside=self._beside)
         self._wait_for(plan.layout.num_bytes)
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -186,14 +190,22 @@ class DeviceSizing(Generic[T]):
     def _profile_layout(self, max_model_len: int) -> KvLayout:
         """Return the layout of the profile run: the groups that KV will have, of a few blocks each."""
         size = self._config.attention.block_size
-        windows = group_windows(self._spec, self._config.max_model_len or max_model_len)
+        windows = self._windows(max_model_len)
         empty = [KvGroup(max(1, PROFILE_TOKENS // size), 0, window) for window in windows]
         parts = group_specs(self._spec, empty)
         groups = (
-            replace(group, bytes_per_block=size * part.bytes_per_token())
+            replace(group, bytes_per_block=size * (part.bytes_per_token() + self._beside_in(group)))
             for group, part in zip(empty, parts, strict=True)
         )
         return KvLayout(size, tuple(groups))
+
+    def _windows(self, max_model_len: int) -> tuple[int | None, ...]:
+        """Return the windows of the groups that KV will have."""
+        return group_windows(self._spec, self._config.max_model_len or max_model_len, bool(self._beside))
+
+    def _beside_in(self, group: KvGroup) -> int:
+        """Return the bytes per token of a draft model's KV in the blocks of a group."""
+        return sum(self._beside) if group.window is None else 0
 
     def _look(self, step: int) -> Room:
         give_back(self._memory)
@@ -201,7 +213,8 @@ class DeviceSizing(Generic[T]):
 
     def _plan(self, allowed: int, room: Room) -> KvPlan:
         try:
-            return plan_kv(self._spec, self._config, self._source.info.max_model_len, measured=allowed)
+            length = self._source.info.max_model_len
+            return plan_kv(self._spec, self._config, length, measured=allowed, beside=self._beside)
         except ConfigError as error:
             raise _short(room)(f"{error}; {room}") from None
 
@@ -240,8 +253,13 @@ def graph_bytes(config: ExecutorConfig) -> int:
     if config.optimization.enforce_eager:
         return 0
     rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    draft = []
+    if config.optimization.draft_model:
+        few = draft_tokens(rows, tokens)
+        draft = [*decode_shapes(rows), *mixed_shapes(rows, few, queries_per_tile=1)]
     shapes = [*decode_shapes(rows), *mixed_shapes(rows, tokens, queries_per_tile=1)]
-    return GRAPH_BYTES * (len(shapes) + len(adapted_shapes(shapes, config.optimization.max_loras)))
+    adapted = adapted_shapes(shapes, config.optimization.max_loras)
+    return GRAPH_BYTES * (len(shapes) + len(adapted) + len(draft))
 
 
 def _short(room: Room) -> type[ConfigError]:

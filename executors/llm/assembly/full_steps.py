@@ -39,6 +39,7 @@ def full_steps(
         as many decodes, each at the end of a sequence as long as `most_tokens` in all and the model allow
         the last chunk of one sequence that long
         as many decodes with as many drafts as a launched step has room for, if there may be drafts
+        as many prompts as in the first, each with drafts of the draft model, which reads as many tokens, if there is one
 
     The first two have settings that need little memory, much memory, and the host's help. If there may be LoRA adapters, all rows
     have some: those of `blank_name`.
@@ -66,6 +67,14 @@ def full_steps(
             len(steps) + 1, longest - 1 - most_each, 1 + drafts, size, num_blocks, _PLAIN, config.optimization.max_loras
         )  # fmt: skip
         yield replace(step, num_draft_tokens=drafts)
+    room = min(max(1, config.optimization.max_drafts), max_model_len - 1)
+    if config.optimization.draft_model and room:
+        # The draft model reads the token that each gives, too.
+        queries = np.clip(prompts - 1, 1, max_model_len - room).astype(np.int32)
+        step = _step(
+            len(steps) + 2, 0, queries, size, num_blocks, _PLAIN, config.optimization.max_loras, room
+        )
+        yield replace(step, drafts_wanted=np.full(most, room, np.int32))
 
 
 def _drafts(count: int, total: int, most: int) -> np.ndarray:
@@ -75,11 +84,11 @@ def _drafts(count: int, total: int, most: int) -> np.ndarray:
 
 def _step(
     number: int, past: int, queries: np.ndarray, block_size: int, num_blocks: Sequence[int], settings: _Settings,
-    adapters: int,
+    adapters: int, room: int = 0,
 ) -> UnifiedBatch:  # fmt: skip
     """Make a step of sequences that compute `queries` int32 [n] tokens after `past` others each; one token is sampled for
-    each."""
-    count, longest = len(queries), past + int(queries.max())
+    each. They have blocks for `room` more."""
+    count, longest = len(queries), past + int(queries.max()) + room
     width = math.ceil(longest / block_size)
     slots = np.arange(count, dtype=np.int32)
     prompt, none = np.zeros(longest, np.int32), np.empty(0, np.int32)

@@ -50,6 +50,8 @@ from executors.llm.sampling.grammar import GrammarCompiler
 from executors.llm.sampling.shaped_slots import TABLE_BYTES
 from executors.llm.spec.base import ModelSide
 from executors.llm.spec.companion import DraftCompanion
+from executors.llm.spec.device_companion import DeviceDraftCompanion
+from executors.llm.spec.device_forwards import DraftForwards
 from executors.llm.spec.mtp import MtpCompanion
 from executors.llm.step.direct import DirectRunner
 from executors.llm.step.intake import HostIntake
@@ -78,16 +80,18 @@ class Assembly:
     """Those that have passed before."""
     rehearsals: Rehearsals | None = None
     """Compiles kernels ahead of their first launches; None: each is compiled there."""
+    draft: LoadedModel | None = None
+    """The draft model or the MTP head, if there is one."""
 
     @property
     def memory(self) -> DeviceMemory | None:
         """The device's own memory, if steps may be tried again when it runs out."""
         return self.device.memory if self.group.retries else None
 
-    def planned(self, draft: LoadedModel | None) -> KvPlan:
+    def planned(self) -> KvPlan:
         """Plan KV in the machine's memory, or in a device's after what a step is estimated to take."""
         spec, config = kv_group(self.source.model), self.config
-        claims, beside = sizing.claims(config, self.source), sizing.kv_bytes_beside(draft)
+        claims, beside = sizing.claims(config, self.source), sizing.kv_bytes_beside(self.draft)
         states = state_group(self.source.model)
 
         def planned(config: ExecutorConfig) -> KvPlan:
@@ -120,25 +124,67 @@ class Assembly:
         launched = pipeline.launched
         if self.rehearsals is not None and isinstance(launched, LaunchedSteps) and _rehearsed(source.model):
             self.rehearsals.compile("steps", launched.captures.rehearse)
-        return ExecutorRuntime(source, info, plan, runner, pipeline, direct, self.device)
+        runtime = ExecutorRuntime(source, info, plan, runner, pipeline, direct, self.device)
+        if self.draft is not None:
+            self._add_draft(runtime, self.draft)
+        return runtime
 
-    def add_draft(self, runtime: ExecutorRuntime, draft: LoadedModel) -> None:
+    def _add_draft(self, runtime: ExecutorRuntime, draft: LoadedModel) -> None:
         """Make what runs the draft model or the MTP head, with KV in the blocks of the model's, and let steps use it."""
-        model, states = draft.model, runtime.unified.states
+        model, pipeline = draft.model, runtime.unified
+        states, launched, layout = pipeline.states, pipeline.launched, runtime.plan.layout
         length = min(draft.info.max_model_len, runtime.info.max_model_len)
         if isinstance(model, PreparedModel):
             model.prepare(length)
-        layout = runtime.plan.layout
         runner = self._runner(model, draft_layout(layout, kv_group(model)))
-        width, history = runtime.info.logits_width, states.pool.numpy()
-        side = ModelSide(states.slots, draft_group(layout), states.sampling, history, width)
+        # On a device the host sees the tokens later than the pool.
+        states.history = states.pool.numpy() if launched is None else np.zeros(states.pool.shape, np.int32)
+        group = draft_group(layout)
+        side = ModelSide(states.slots, group, states.sampling, states.history, runtime.info.logits_width)
         companion: Companion
+        tokens = self.config.max_num_batched_tokens
         if isinstance(model, MtpHead):
             companion = MtpCompanion(runner, side, length, states.samples, runtime.info.hidden_size)
+        elif isinstance(launched, LaunchedSteps):
+            forwards = self._draft_forwards(runner, draft, states, group, launched, length)
+            companion = pipeline.follower = DeviceDraftCompanion(forwards, side, length, tokens)
         else:
-            companion = DraftCompanion(runner, side, length, self.config.max_num_batched_tokens)
+            companion = DraftCompanion(runner, side, length, tokens)
         states.companion = companion
         runtime.draft, runtime.companion = draft, companion
+
+    def _draft_forwards(
+        self, runner: ModelRunner, draft: LoadedModel, states: SequenceStates, group: int, launched: LaunchedSteps,
+        length: int,
+    ) -> DraftForwards:  # fmt: skip
+        """Make what launches a draft model's forwards, of sequences of up to `length` tokens. Raises ConfigError for a model
+        without a unified forward."""
+        if not runner.takes_packed:
+            raise ConfigError(
+                f"draft_model: models of {type(draft.model).__name__} are not launched on {self.device.name}; take drafts from "
+                "n-grams"
+            )
+        sampler, dtype = launched.program.sampler, kv_group(draft.model).dtype
+        if dtype is not kv_group(self.source.model).dtype:
+            sampler = device_sampler(
+                runner.device, self._most_rows(), states.logits_width, dtype, self.checks
+            )
+        forwards = DraftForwards(
+            runner,
+            sampler,
+            states,
+            group,
+            launched,
+            launched.device,
+            self._limits(),
+            length,
+            self.memory,
+            self.report,
+        )
+        with torch.inference_mode():
+            forwards.program.logits(torch.zeros(1, draft.info.hidden_size, dtype=dtype, device=runner.device))
+        launched.capture_beside(forwards.captures)
+        return forwards
 
     def _seals(self, runner: ModelRunner, info: ModelInfo, layout: KvLayout, arena: KvArena) -> BlockSeals:
         """Make what seals and verifies blocks."""
@@ -259,8 +305,12 @@ class Assembly:
             # Logits in float32 beside what a forward takes, unless they go where they stay.
             logits = 0 if getattr(runner.model, "writes_logits", False) else 4 * width
 
+            each = self.source.activation_bytes_per_token
+            if self.draft is not None:  # its graphs use the same memory
+                each = max(each, self.draft.activation_bytes_per_token)
+
             def num_bytes(shape: StepShape) -> int:
-                return shape.tokens * self.source.activation_bytes_per_token + shape.samples * logits
+                return shape.tokens * each + shape.samples * logits
 
             launched.graphs.shapes = affordable(
                 launched.graphs.shapes, num_bytes, _graph_share(self.device.memory)
@@ -292,13 +342,24 @@ class Assembly:
         return LoraTable(weights, settings.max_loras, pipeline.states.slots.num_slots)
 
 
-def fitting(config: ExecutorConfig, source: LoadedModel, device: Device, group: RankGroup) -> ExecutorConfig:
-    """Return the configuration with batch limits that this machine supports, on all ranks."""
+def fitting(
+    config: ExecutorConfig,
+    source: LoadedModel,
+    device: Device,
+    group: RankGroup,
+    draft: LoadedModel | None = None,
+) -> ExecutorConfig:
+    """Return the configuration with batch limits that this machine supports, on all ranks. `draft`: what is computed beside the
+    model."""
     # Reading memory only when all have loaded their weights: the same memory may be free to all of them.
     group.wait()
     free, _ = free_bytes(device.memory, config)
     if device.launches and group.launches:
-        return group.limits(sizing.fitting(config, source, free, device, graph_bytes))
+        return group.limits(
+            sizing.fitting(
+                config, source, free, device, lambda at: graph_bytes(at) + sizing.draft_bytes(at, draft)
+            )
+        )
     return group.limits(sizing.fitting(config, source, free, device))
 
 

@@ -22,19 +22,14 @@ _log = logging.getLogger(__name__)
 
 
 def load_draft(config: ExecutorConfig, info: ModelInfo, progress: Progress) -> LoadedModel | None:
-    """Load `draft_model` for the model with these facts; None if there is none. Raises ConfigError for a device without support
-    for drafts, and for a model of another vocabulary or without a head; and as `load_model`.
+    """Load `draft_model` for the model with these facts; None if there is none. Raises ConfigError for a model of another
+    vocabulary or without a head; and as `load_model`.
 
     The draft model's context is the model's, as far as its own can be stretched: rotations that depend on the context, as
     longrope's do, are those of the same length then."""
     directory = config.optimization.draft_model
     if not directory:
         return None
-    if info.device != "cpu":
-        raise ConfigError(
-            f"draft_model: draft models are computed on a CPU only, and this model is on {info.device}; "
-            "take drafts from n-grams"
-        )
     if not info.generates:
         raise ConfigError("draft_model: the model generates nothing, so there is nothing to draft")
     own = replace(

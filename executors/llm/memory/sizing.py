@@ -191,6 +191,14 @@ def kv_bytes_beside(draft: LoadedModel | None) -> tuple[int, ...]:
     )
 
 
+def draft_bytes(config: ExecutorConfig, draft: LoadedModel | None) -> int:
+    """Return the bytes that the largest forward of a draft model takes on a device, beside weights and KV; 0 without one."""
+    if draft is None:
+        return 0
+    logits = draft.info.logits_width * kv_group(draft.model).dtype.itemsize
+    return config.max_num_batched_tokens * draft.activation_bytes_per_token + config.max_num_seqs * logits
+
+
 def _state_bytes(config: ExecutorConfig, model: HasCaches) -> int:
     spec = state_group(model)
     return 0 if spec is None else (config.max_num_seqs + LEAST_SNAPSHOTS) * spec.bytes_per_slot()

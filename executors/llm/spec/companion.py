@@ -33,7 +33,7 @@ CATCH_UP = 256
 
 
 @dataclass(slots=True)
-class _Ahead:
+class Ahead:
     """Token ids at positions `begin`, `begin + 1`, ... whose KV was computed before they were known."""
 
     begin: int
@@ -41,7 +41,7 @@ class _Ahead:
 
 
 @dataclass(slots=True)
-class _Wish:
+class Wish:
     """An item that gets drafts: its known tokens end at `num_known`, those before `begin` are filled, and its first forward
     computes those before `end`. `count`: drafts, 0 if `end` is before `num_known`."""
 
@@ -64,7 +64,7 @@ class DraftCompanion(PagedCompanion):
         super().__init__(runner, model, max_model_len)
         self._max_tokens = max_tokens
         self._filled = np.zeros(self._num_blocks, np.int32)
-        self._ahead: dict[int, _Ahead] = {}
+        self._ahead: dict[int, Ahead] = {}
 
     def _blocks_of(self, slot: int) -> np.ndarray:
         """Block ids int32 of a slot's sequence."""
@@ -130,7 +130,7 @@ class DraftCompanion(PagedCompanion):
         if batch.drafts_wanted is None or not batch.drafts_wanted.any():
             return None
         began = time.perf_counter()
-        wishes = self._wishes(batch, output)
+        wishes = self._wishes(batch, np.flatnonzero(batch.drafts_wanted), output.num_tokens)
         drafts: dict[int, list[int]] = {wish.item: [] for wish in wishes if wish.count}
         rounds = 0
         if wishes:
@@ -138,18 +138,19 @@ class DraftCompanion(PagedCompanion):
             rounds = max(1, *(wish.count for wish in wishes))
         return drafts_of(len(batch), drafts, rounds, time.perf_counter() - began)
 
-    def _wishes(self, batch: UnifiedBatch, output: UnifiedOutput) -> list[_Wish]:
-        """What each item that wants drafts has to compute, at most `max_tokens` in all."""
+    def _wishes(self, batch: UnifiedBatch, items: np.ndarray, num_tokens: np.ndarray) -> list[Wish]:
+        """What each of these `items`, which want drafts, has to compute, at most `max_tokens` in all. `num_tokens` int32 [n]: how
+        many tokens the step gave each item of the batch."""
         wishes, room = [], self._max_tokens
         assert batch.drafts_wanted is not None
-        for item in np.flatnonzero(batch.drafts_wanted).tolist():
+        for item in items.tolist():
             slot, final = int(batch.slots[item]), bool(batch.is_final_chunk[item])
             computed = int(batch.num_q_tokens[item])
             num_known = int(batch.pos_offsets[item]) + computed
             if final:
-                if not output.num_tokens[item]:
+                if not num_tokens[item]:
                     continue  # it failed, or is pooled
-                num_known += int(output.num_tokens[item]) - int(batch.num_draft_tokens[item])
+                num_known += int(num_tokens[item]) - int(batch.num_draft_tokens[item])
             blocks = self._blocks_of(slot)
             cells = min(len(blocks) * self._block_size, self.max_model_len)
             if num_known > cells:
@@ -161,7 +162,7 @@ class DraftCompanion(PagedCompanion):
             room -= end - begin
             whole = final and end == num_known
             count = min(int(batch.drafts_wanted[item]), 1 + cells - num_known) if whole else 0
-            wishes.append(_Wish(item, slot, num_known, begin, end, count))
+            wishes.append(Wish(item, slot, num_known, begin, end, count))
         return wishes
 
     def _first_missing(self, slot: int, blocks: np.ndarray, num_known: int) -> int:
@@ -193,7 +194,7 @@ class DraftCompanion(PagedCompanion):
         self._filled[blocks[first:last]] = self._block_size
         self._filled[blocks[last]] = end - last * self._block_size
 
-    def _rounds(self, wishes: list[_Wish], drafts: dict[int, list[int]]) -> None:
+    def _rounds(self, wishes: list[Wish], drafts: dict[int, list[int]]) -> None:
         """Compute what is missing, then draft after draft; writes `drafts`."""
         hidden = self._forward(
             [self._history[wish.slot, wish.begin : wish.end] for wish in wishes], wishes, [w.begin for w in wishes]
@@ -221,9 +222,9 @@ class DraftCompanion(PagedCompanion):
                 rows = np.arange(len(drafting))
         for wish in wishes:
             if wish.count:
-                self._ahead[wish.slot] = _Ahead(wish.num_known, drafts[wish.item][: max(0, wish.count - 1)])
+                self._ahead[wish.slot] = Ahead(wish.num_known, drafts[wish.item][: max(0, wish.count - 1)])
 
-    def _forward(self, tokens: list[np.ndarray], wishes: list[_Wish], begins: list[int]) -> torch.Tensor:
+    def _forward(self, tokens: list[np.ndarray], wishes: list[Wish], begins: list[int]) -> torch.Tensor:
         """Hidden states of these tokens, whose KV is written. The rows behind each sequence's last one hold nothing."""
         lens = np.array([len(one) for one in tokens], np.int64)
         offsets = np.array(begins, np.int64)

@@ -107,6 +107,11 @@ def measure_pace(
     return Pace(each, tuple(sorted(decodes.items())))
 
 
+def decode_step(past: int, count: int, block_size: int, num_blocks: Sequence[int]) -> UnifiedBatch:
+    """Make a step of a token of each of `count` sequences of `past` tokens, over the first of the `num_blocks` of each group."""
+    return _step(past, count, 1, block_size, num_blocks, True)
+
+
 def _step(
     past: int, count: int, tokens: int, block_size: int, num_blocks: Sequence[int], generates: bool
 ) -> UnifiedBatch:

@@ -115,6 +115,16 @@ class Launch(SlotPart, Protocol):
         """Seconds to wait before the next call of `capture_next`, after memory was too short for a graph."""
 
 
+class Follower(Protocol):
+    """Drafts behind launched steps: `spec.device_companion.DeviceDraftCompanion`."""
+
+    def note(self, batch: UnifiedBatch) -> None:
+        """Take in which blocks change hands and which are copied. A step that the host computes calls it by itself."""
+
+    def follow(self, batch: UnifiedBatch, step: PendingStep) -> PendingStep:
+        """Return the step with drafts in its output."""
+
+
 @dataclass(slots=True)
 class Stages:
     """See the module."""
@@ -138,6 +148,8 @@ class StepPipeline:
         self.launched = launched
         self.seals: BlockSeals | None = None
         """Makes the checksums that steps ask for; None if no block outlives this process."""
+        self.follower: Follower | None = None
+        """Drafts behind steps, where steps are launched and there is a draft model."""
         states.part = launched
 
     @property
@@ -184,7 +196,12 @@ class StepPipeline:
         if step is None:
             self.stages.take_in(batch)
             step = launched.start(batch)
-        return ComputedStep(self._compute(batch)) if step is None else step
+        follower = self.follower
+        if step is None:
+            step = ComputedStep(self._compute(batch))
+        elif follower is not None:
+            follower.note(batch)
+        return step if follower is None else follower.follow(batch, step)
 
     def _compute(self, batch: UnifiedBatch) -> UnifiedOutput:
         guard = (

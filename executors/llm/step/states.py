@@ -21,7 +21,8 @@ from executors.llm.step_arrays import StepArrays
 
 
 class Companion(Protocol):
-    """What guesses the next tokens of sequences: `spec.companion.DraftCompanion`, `spec.mtp.MtpCompanion`."""
+    """What guesses the next tokens of sequences: `spec.companion.DraftCompanion`, `spec.mtp.MtpCompanion`, and where steps are
+    launched `spec.device_companion.DeviceDraftCompanion`."""
 
     max_model_len: int
     reads_hidden: bool
@@ -90,7 +91,10 @@ class SequenceStates:
         self.adapters: LoraTable | None = None
         """LoRA adapters, if the executor has any."""
         self.companion: Companion | None = None
-        """A draft model or an MTP head, if there is one; the token pool then holds all tokens of a slot."""
+        """A draft model or an MTP head, if there is one."""
+        self.history: np.ndarray | None = None
+        """int32 [num_slots, positions] on the host: all tokens of a slot that are known, where a companion reads them. On a CPU
+        that is the token pool itself."""
         self.part: SlotPart | None = None
         """State of launched steps, if there are any."""
         self.samples = np.zeros(num_slots, np.bool_)
@@ -118,8 +122,9 @@ class SequenceStates:
             self.adapters.begin(slot, start.adapter)
         if self.companion is not None:
             self.companion.forget(slot)
-            tokens = np.concatenate((start.prompt_token_ids, start.output_token_ids))
-            self.pool[slot, : len(tokens)] = torch.from_numpy(tokens)
+            if self.history is not None:
+                tokens = np.concatenate((start.prompt_token_ids, start.output_token_ids))
+                self.history[slot, : len(tokens)] = tokens
         self.special[slot] = start.prompt_logprobs is not None or start.pooling is not None
         if not self._samples_here:
             self.grammars.drop(slot)

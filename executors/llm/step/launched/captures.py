@@ -108,8 +108,7 @@ class StepCaptures:
         for number, shape in enumerate(shapes):
             self._report("kernels", number, len(shapes))
             try:
-                for phase in self._program.captured(shape):
-                    phase()
+                self._program.captured(shape).run()
             except Exception as error:
                 why = no_device_memory(error)
                 if why is None:
@@ -144,8 +143,7 @@ class StepCaptures:
             for n in sorted({0, min(1, len(of_kind) - 1), len(of_kind) // 2, len(of_kind) - 1})
         ]
         for shape in (*self._small_shapes(), *few):
-            for phase in self._program.captured(shape):
-                phase()
+            self._program.captured(shape).run()
 
     def next(self) -> bool:
         """See `Launch`. Captures the smallest missing graph."""
@@ -158,6 +156,12 @@ class StepCaptures:
     def wait(self) -> float:
         """See `Launch`."""
         return 0.0 if self.graphs is None else self.graphs.wait
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens of the graph that `next` captures; 0 if none is left."""
+        missing = None if self.graphs is None else self.graphs.missing
+        return 0 if missing is None else missing.tokens
 
     @property
     def has_more(self) -> bool:

@@ -4,7 +4,7 @@
     mixed   16, 32, 64, ... 512, 640, ... 2048  chunks and decode steps; the last token is always padding
 
 A step has two graphs, replayed one after the other: its forward's, and its sampler's. All shapes with as many samples share a
-sampler's graph: 47 shapes of 256 sequences have 82 graphs.
+sampler's graph: 47 shapes of 256 sequences have 82 graphs. Where nothing comes between the two, one graph holds both.
 
 With LoRA adapters some of these shapes exist a second time, for steps in which a row has an adapter: see `adapted_shapes`.
 Padding is computed: up to 512 tokens that costs less than the calls of a step without a graph, which take the host 3.5 to 4
@@ -104,10 +104,16 @@ class StepFacts:
 
 
 class Phases(NamedTuple):
-    """Work of a step, to be captured or run: what computes logits, and what samples from them."""
+    """Work of a step, to be captured or run: what computes logits, and what samples from them; None if `forward` does both."""
 
     forward: Callable[[], None]
-    sample: Callable[[], None]
+    sample: Callable[[], None] | None
+
+    def run(self) -> None:
+        """Run all of it."""
+        self.forward()
+        if self.sample is not None:
+            self.sample()
 
 
 class StepGraph:
@@ -115,7 +121,8 @@ class StepGraph:
 
     captured = True
 
-    def __init__(self, forward: Graph, sampler: Graph) -> None:
+    def __init__(self, forward: Graph, sampler: Graph | None) -> None:
+        """`sampler`: None if the forward's graph samples, too."""
         self._forward = forward
         self._sampler = sampler
 
@@ -125,12 +132,14 @@ class StepGraph:
 
     def sample(self, words: torch.Tensor) -> None:
         """See `StepWork`."""
-        self._sampler.replay()
+        if self._sampler is not None:
+            self._sampler.replay()
 
     def replay(self) -> None:
         """Queue the whole step."""
         self._forward.replay()
-        self._sampler.replay()
+        if self._sampler is not None:
+            self._sampler.replay()
 
 
 Pieces = Callable[[int], int]
@@ -298,9 +307,9 @@ class StepGraphs:
             phases = self._prepare(shape)
             if shape not in self._forwards:
                 self._forwards[shape] = self._device.capture(phases.forward)
-            if shape.samples not in self._samplers:
+            if phases.sample is not None and shape.samples not in self._samplers:
                 self._samplers[shape.samples] = self._device.capture(phases.sample)
-            self._graphs[shape] = StepGraph(self._forwards[shape], self._samplers[shape.samples])
+            self._graphs[shape] = StepGraph(self._forwards[shape], self._samplers.get(shape.samples))
         except Exception as error:
             why = no_device_memory(error)
             if why is None:

@@ -3,25 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
+import torch
 
 from executors.contract import noise
 from executors.contract.batch import UnifiedBatch
 from executors.llm.attention.key_pieces import WORDS, with_idle
 from executors.llm.attention.packed import PackedAttention
+from executors.llm.lora.table import LoraTable
 from executors.llm.sampling.columns import MIN_TEMPERATURE, PADDING
+from executors.llm.sampling.sampler import SamplingTable
 from executors.llm.step.launched.graphs import StepFacts
 from executors.llm.step.launched.inputs import HostStep, StepShape, cells_of
 from executors.llm.step.launched.plan import DevicePlan
 from executors.llm.step.launched.repeat import Rows
 from executors.llm.step.sampled_rows import SampledRows
-from executors.llm.step.states import SequenceStates
 from executors.llm.step_arrays import StepArrays
 
 _NOT_GUESSED = np.empty(0, np.int32)
 """Of a step without drafts."""
 _NO_PIECES = np.empty((0, WORDS), np.int32)
+
+
+class PackedSlots(Protocol):
+    """What a packer reads of a `SlotTable`."""
+
+    @property
+    def block_tables(self) -> Sequence[np.ndarray]:
+        """int32 [slots, blocks] of each group."""
+
+
+class PackedStates(Protocol):
+    """What a packer reads of `SequenceStates`. A draft model has its own view of them."""
+
+    @property
+    def slots(self) -> PackedSlots:
+        """The block tables."""
+
+    @property
+    def sampling(self) -> SamplingTable:
+        """Settings of the slots."""
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """The token pool, a row for each slot."""
+
+    @property
+    def adapters(self) -> LoraTable | None:
+        """LoRA adapters, if there are any."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+
+    @property
+    def logits_width(self) -> int:
+        """Width of the vocabulary."""
+
+    def tables_of(self, batch: UnifiedBatch, needed: int) -> tuple[np.ndarray, ...]:
+        """Block tables int32 [n, needed] of a step's items, of each group."""
+
+    def blocks_needed(self, batch: UnifiedBatch) -> int:
+        """Return the number of blocks of the longest item. Raises InvalidInput for a table that is too short."""
 
 
 class StepPacker:
@@ -33,7 +78,7 @@ class StepPacker:
     """
 
     def __init__(
-        self, states: SequenceStates, packed: PackedAttention | None, row_of: np.ndarray, has_grammar: np.ndarray,
+        self, states: PackedStates, packed: PackedAttention | None, row_of: np.ndarray, has_grammar: np.ndarray,
         padding_slot: int, padding_token: int,
     ) -> None:  # fmt: skip
         self._states = states

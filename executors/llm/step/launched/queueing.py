@@ -22,7 +22,7 @@ from executors.llm.device.base import DeviceMemory, StepDevice
 from executors.llm.memory.device_memory import retried
 from executors.llm.sampling.device_logprobs import LogprobRows
 from executors.llm.sampling.shaped_slots import ShapedSlots
-from executors.llm.step.launched.captures import StepCaptures
+from executors.llm.step.launched.graphs import StepGraphs
 from executors.llm.step.launched.inputs import (
     BufferRing,
     StepBuffer,
@@ -73,15 +73,16 @@ class StepQueue:
     executes it."""
 
     def __init__(
-        self, program: DeviceProgram, shaped: ShapedSlots, captures: StepCaptures, device: StepDevice,
-        memory: DeviceMemory | None, shapes: Sequence[StepShape],
+        self, program: DeviceProgram, shaped: ShapedSlots | None, graphs: Callable[[], StepGraphs | None], device: StepDevice,
+        memory: DeviceMemory | None, shapes: Sequence[StepShape], ring: int = RING,
     ) -> None:  # fmt: skip
-        """Reserve memory for steps of these shapes, before the first capture. `memory`: see `retried`."""
+        """Reserve memory for steps of these shapes, before the first capture. `shaped`: None if no logits are shaped; `graphs`
+        returns those of the steps, if any are captured; `memory`: see `retried`; `ring`: number of buffers."""
         self._program = program
         self._runner = program.runner
         self._tables = program.tables
         self._shaped = shaped
-        self._captures = captures
+        self._graphs = graphs
         self._memory = memory
         words = max(num_words(shape) for shape in shapes) + 3 * _CHANGES
         samples = max(shape.samples for shape in shapes)
@@ -89,7 +90,7 @@ class StepQueue:
             words, samples, max(shape.pieces for shape in shapes), max(shape.tile_pieces for shape in shapes)
         )
         self.ring = BufferRing(
-            [StepBuffer(words, result_words(samples), device.pinned, device.event()) for _ in range(RING)]
+            [StepBuffer(words, result_words(samples), device.pinned, device.event()) for _ in range(ring)]
         )
 
     def send(
@@ -99,14 +100,16 @@ class StepQueue:
         """Write a step to host memory and launch it. With `sampler_later` it is missing until `finish`, and the buffer is not
         marked."""
         changes = [(one.tensor, *one.unsent()) for one in self._tables]
-        changes.append((self._shaped.sending.tensor, *self._shaped.sending.unsent()))
+        sending = None if self._shaped is None else self._shaped.sending
+        if sending is not None:
+            changes.append((sending.tensor, *sending.unsent()))
         tail = Tail(num_words(shape), changes, None if logprobs is None else logprobs.rows)
         buffer = self.ring.take()
         buffer.fit(tail.end)
         write(buffer.words)
         tail.write(buffer.words)
         step = QueuedStep(buffer, shape, work, tail, logprobs, self._program.inputs)
-        graphs = self._captures.graphs
+        graphs = self._graphs()
         if graphs is not None:
             graphs.in_step = True
         try:
@@ -157,11 +160,14 @@ class StepQueue:
             inputs[:end].copy_(step.buffer.tensor[:end], non_blocking=True)
         if inputs is not static and step.work.captured:
             static[:begin].copy_(inputs[:begin])
-        self._shaped.sending.clean()
+        sending = None if self._shaped is None else self._shaped.sending
+        if sending is not None:
+            sending.clean()
         step.tail.apply(inputs)
         for tables in self._tables:
             tables.sent()
-        self._shaped.sending.sent()
+        if sending is not None:
+            sending.sent()
         self._runner.cache.copy_blocks(batch.block_copies)
         if step.work.captured:
             self._runner.forwards += 1

@@ -87,6 +87,7 @@ class LaunchedSteps:
             )
         self._states = states
         self.runner = runner
+        self.device = device
         self._memory = memory
         rows, max_tokens, num_slots = limits.max_batch_size, limits.max_tokens, states.slots.num_slots
         self._tables = DeviceTables.of(self._states.slots, runner.device)
@@ -118,7 +119,8 @@ class LaunchedSteps:
                 most_tiles(max_tokens, limits.max_adapters), len(self._tables), self.captures.most_tile_pieces(max_tokens),
             )
         )  # fmt: skip
-        self.queue = StepQueue(self.program, self.shaped, self.captures, device, memory, shapes)
+        self.queue = StepQueue(self.program, self.shaped, lambda: self.graphs, device, memory, shapes)
+        self._all_captures = [self.captures]
         self.max_step_drafts = self._max_step_drafts(limits)
         self._blocks = [tables.reshape(-1) for tables in self._states.slots.block_tables]
         self._last: RepeatedStep | None = None
@@ -140,21 +142,35 @@ class LaunchedSteps:
 
     def capture_first(self, compiled: bool = False) -> bool:
         """See `Launch`."""
-        return self.captures.first(compiled)
+        done = [
+            captures.first(compiled) for captures in self._all_captures
+        ]  # of each model, whatever the others'
+        return all(done)
 
     def capture_next(self) -> bool:
-        """See `Launch`."""
-        return self.captures.next()
+        """See `Launch`. Small graphs come first, of whichever model."""
+        left = [captures for captures in self._all_captures if captures.has_more]
+        able = [captures for captures in left if not captures.wait] or left
+        return bool(able) and min(able, key=lambda captures: captures.next_tokens).next()
 
     @property
     def capture_wait(self) -> float:
         """See `Launch`."""
-        return self.captures.wait
+        return min((captures.wait for captures in self._all_captures if captures.has_more), default=0.0)
 
     @property
     def can_capture(self) -> bool:
         """See `Launch`."""
-        return self.captures.has_more
+        return any(captures.has_more for captures in self._all_captures)
+
+    def capture_beside(self, captures: StepCaptures) -> None:
+        """Capture the graphs of a draft model, too."""
+        self._all_captures.append(captures)
+
+    @property
+    def tables(self) -> tuple[DeviceTables, ...]:
+        """Block tables of each group on the device."""
+        return self._tables
 
     @property
     def notes(self) -> tuple[str, ...]:

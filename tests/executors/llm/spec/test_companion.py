@@ -4,7 +4,7 @@ wrong KV, a wrong position or a wrong row."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from executors.contract import (
     OptimizationConfig,
     SamplingParams,
 )
-from executors.llm.checkpoint.draft import load_draft
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
 from executors.llm.spec.companion import DraftCompanion
@@ -193,16 +192,19 @@ async def test_conformance(qwen3: Path, tmp_path: Path, case: str) -> None:
         assert await run_case(case, lambda draft=draft: LlmExecutor.from_config(config(qwen3, draft))) is None
 
 
-async def whatever_happens(qwen3: Path) -> None:
-    """Chunks, prefix hits, forks, wrong drafts, steps without drafts, preemption, and blocks that change hands, at random."""
+async def whatever_happens(
+    qwen3: Path, start: Callable[[Path, Path], Awaitable[Driver]] = driver_of, steps: int = 400
+) -> None:
+    """Chunks, prefix hits, forks, wrong drafts, steps without drafts, preemption, and blocks that change hands, at random.
+    `start` makes the executor."""
     rng = random.Random(7)
     family = [rng.randrange(211) for _ in range(90)]
     prompts = [family[:70], [*family[:50], 9, 8, 7], family[:33], [rng.randrange(211) for _ in range(25)]]
     said = await truths(qwen3, [(prompt, sampling) for prompt in prompts for sampling in SETTINGS])
-    driver = await driver_of(qwen3, qwen3)
+    driver = await start(qwen3, qwen3)
     live: dict[int, tuple[DrivenSequence, list[int]]] = {}
     judged = 0
-    for _ in range(400):
+    for _ in range(steps):
         if len(live) < 5 and rng.random() < 0.3:
             i, j = rng.randrange(len(prompts)), rng.randrange(len(SETTINGS))
             prompt = prompts[i]
@@ -231,7 +233,7 @@ async def whatever_happens(qwen3: Path) -> None:
                 driver.release(live.pop(seq.seq_id)[0])
             elif rng.random() < 0.03:
                 _preempt(driver, seq)
-    assert judged > 300
+    assert judged > 0.75 * steps
 
 
 def _begin(
@@ -355,14 +357,6 @@ async def test_another_vocabulary_is_refused(qwen3: Path, tmp_path: Path, shape:
     other = build(shape, tmp_path / "other").path
     with pytest.raises(ConfigError, match=why):
         await LlmExecutor.from_config(config(qwen3, other)).warmup()
-
-
-async def test_on_a_device_it_is_refused(qwen3: Path) -> None:
-    executor = LlmExecutor.from_config(config(qwen3, None))
-    await executor.warmup()
-    info = replace(executor.info(), device="cuda:0")
-    with pytest.raises(ConfigError, match="computed on a CPU only, and this model is on cuda:0"):
-        load_draft(config(qwen3, qwen3), info, lambda stage, done, total: None)
 
 
 def test_a_folder_that_is_not_there_is_refused(qwen3: Path) -> None:

@@ -1,0 +1,237 @@
+"""`DeviceDraftCompanion`: a draft model on a device, where steps are launched before those before them have ended.
+
+    step 7 | drafting of 7's tokens: catch up, d1, d2, d3 | step 8, which verifies d1 d2 d3      on the device
+           ^ its tokens reach the host                    ^ its drafts reach the host
+
+A drafting begins when the tokens of its step are known. All of its forwards are queued then, each draft is handed on in the
+token pool, and the host reads them together. Chunks of prompts are known before: they are queued behind the step that has them.
+
+Steps launched meanwhile may have changed what the drafting needs. An item of step n is drafted for only if its sequence is in no
+later step, and no block of its table was given to another sequence by one. Else it gets no drafts: that is always an answer.
+Work on the device is in the order in which it was queued, so the rest needs no further care.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from executors.contract.batch import Drafts, UnifiedBatch, UnifiedOutput
+from executors.llm.spec.base import ModelSide, drafts_of
+from executors.llm.spec.companion import Ahead, DraftCompanion, Wish
+from executors.llm.spec.device_forwards import DraftForwards
+from executors.llm.step.launched.pending_step import PendingDeviceStep
+from executors.llm.step.pending_steps import PendingStep
+from executors.llm.step_arrays import StepArrays
+
+
+class DeviceDraftCompanion(DraftCompanion):
+    """See the module. `model.history` is written here: sampled tokens, as they reach the host."""
+
+    def __init__(
+        self, forwards: DraftForwards, model: ModelSide, max_model_len: int, max_tokens: int
+    ) -> None:
+        """As `DraftCompanion`."""
+        super().__init__(forwards.runner, model, max_model_len, max_tokens)
+        self.forwards = forwards
+        self._launches = 0
+        """Number of the step launched last."""
+        slots = model.slots.num_slots
+        self._since = np.zeros(slots, np.int64)
+        """By slot: the first step that its sequence may be in."""
+        self._last_step = np.zeros(slots, np.int64)
+        """By slot: the last step that had it."""
+        self._given = np.zeros(self._num_blocks, np.int64)
+        """By block: the step in which a sequence got it to write to."""
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def note(self, batch: UnifiedBatch) -> None:
+        """See `DraftCompanion`; called once for each launched step, in their order."""
+        self._launches += 1
+        self._last_step[batch.slots] = self._launches
+        super().note(batch)
+
+    def _note_tables(self, batch: UnifiedBatch) -> None:
+        super()._note_tables(batch)
+        for _, first, blocks, computed in self._table_updates(batch):
+            self._given[self._new_blocks(first, blocks, computed)] = self._launches
+
+    def _cut_copies(self, batch: UnifiedBatch, pairs: np.ndarray) -> None:
+        super()._cut_copies(batch, pairs)
+        self._given[pairs[:, 1]] = self._launches
+
+    def forget(self, slot: int) -> None:
+        """See `DraftCompanion`."""
+        super().forget(slot)
+        self._since[slot] = self._launches + 1
+
+    def clear(self) -> None:
+        """See `DraftCompanion`."""
+        super().clear()
+        self._since[:] = self._launches + 1
+
+    def _is_as_in(self, launch: int, slot: int) -> bool:
+        """Whether the slot's sequence, its tokens and its blocks are those of that step."""
+        if self._since[slot] > launch or self._last_step[slot] != launch:
+            return False
+        return bool((self._given[self._blocks_of(slot)] <= launch).all())
+
+    def _record(self, batch: UnifiedBatch, output: UnifiedOutput, launch: int) -> None:
+        """Write the tokens that a step gave into the history."""
+        counts = output.num_tokens
+        items = np.repeat(np.arange(len(batch)), counts)
+        place = np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)
+        first = batch.pos_offsets + batch.num_q_tokens - batch.num_draft_tokens
+        slots, positions = batch.slots[items], first[items] + place
+        there = self._since[slots] <= launch
+        self._history[slots[there], positions[there]] = output.token_ids[there]
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def draft(
+        self, batch: UnifiedBatch, output: UnifiedOutput, step: StepArrays, hidden: torch.Tensor
+    ) -> Drafts | None:
+        """None: drafts of a step that the host computes come as those of all others."""
+        return None
+
+    @torch.inference_mode()
+    def follow(self, batch: UnifiedBatch, step: PendingStep) -> PendingStep:
+        """Return the step with its drafts; `note` was the one of this batch."""
+        asks = batch.drafts_wanted is not None and bool(batch.drafts_wanted.any())
+        if asks:
+            self._read_chunks(batch)
+        return DraftedStep(self, batch, step, self._launches, asks)
+
+    def _read_chunks(self, batch: UnifiedBatch) -> None:
+        """Queue the forward of prompts' chunks that give no token yet."""
+        assert batch.drafts_wanted is not None
+        items = np.flatnonzero((batch.drafts_wanted > 0) & ~batch.is_final_chunk)
+        if len(items) and (wishes := self._wishes(batch, items, np.zeros(len(batch), np.int32))):
+            self._first_round(wishes)
+
+    @torch.inference_mode()
+    def begin(
+        self, batch: UnifiedBatch, output: UnifiedOutput, launch: int, asks: bool
+    ) -> QueuedDrafting | None:
+        """Take in a step's tokens and queue its drafting; None if there is none. `launch`: the step's number."""
+        self._record(batch, output, launch)
+        if not asks:
+            return None
+        assert batch.drafts_wanted is not None
+        began = time.perf_counter()
+        asking = np.flatnonzero((batch.drafts_wanted > 0) & batch.is_final_chunk)
+        items = [item for item in asking.tolist() if self._is_as_in(launch, int(batch.slots[item]))]
+        wishes = self._wishes(batch, np.array(items, np.int64), output.num_tokens)
+        if not wishes:
+            return None
+        drafting = QueuedDrafting(launch, len(batch), wishes, began, [self._first_round(wishes)])
+        for place in range(1, max(wish.count for wish in wishes)):
+            drafting.rounds.append(self._next_round([wish for wish in wishes if wish.count > place], place))
+        return drafting
+
+    def _first_round(self, wishes: list[Wish]) -> PendingDeviceStep:
+        """Queue the forward of what is missing; it gives the first draft of those that get some."""
+        lens = np.array([wish.end - wish.begin for wish in wishes])
+        tokens = np.concatenate([self._history[wish.slot, wish.begin : wish.end] for wish in wishes])
+        for wish in wishes:
+            self._fill(self._blocks_of(wish.slot), wish.begin, wish.end)
+        return self.forwards.send(
+            np.array([wish.slot for wish in wishes]), lens, np.array([wish.begin for wish in wishes]), tokens,
+            np.array([wish.count > 0 for wish in wishes]),
+        )  # fmt: skip
+
+    def _next_round(self, wishes: list[Wish], place: int) -> PendingDeviceStep:
+        """Queue the forward of the drafts at that place, which the forward before has put into the pool."""
+        ones = np.ones(len(wishes), np.int64)
+        offsets = np.array([wish.num_known + place - 1 for wish in wishes])
+        slots = np.array([wish.slot for wish in wishes])
+        return self.forwards.send(slots, ones, offsets, 0 * ones, ones > 0, pending=True)
+
+    def end(self, drafting: QueuedDrafting) -> Drafts:
+        """Read the drafts; waits for them."""
+        drafts: dict[int, list[int]] = {wish.item: [] for wish in drafting.wishes if wish.count}
+        for place, one in enumerate(drafting.rounds):
+            output = one.result()
+            wishes = [wish for wish in drafting.wishes if wish.count > place] if place else drafting.wishes
+            ends = np.cumsum(output.num_tokens)
+            for wish, end, count in zip(wishes, ends.tolist(), output.num_tokens.tolist(), strict=True):
+                # Behind a row without a token nothing counts.
+                if count and len(drafts[wish.item]) == place and output.token_ids[end - 1] < self._width:
+                    drafts[wish.item].append(int(output.token_ids[end - 1]))
+        for wish in drafting.wishes:
+            if wish.count and self._is_as_in(drafting.launch, wish.slot):
+                self._ahead[wish.slot] = Ahead(wish.num_known, drafts[wish.item][: wish.count - 1])
+        return drafts_of(
+            drafting.num_items, drafts, len(drafting.rounds), time.perf_counter() - drafting.began
+        )
+
+    @torch.inference_mode()
+    def time_forward(self, count: int, past: int) -> float:
+        """See `PagedCompanion`; of the sequences in the first `count` slots, whose tables have blocks for it."""
+        slots, ones = np.arange(count), np.ones(count, np.int64)
+        began = time.perf_counter()
+        self.forwards.send(slots, ones, past * ones, 0 * ones, ones > 0).result()
+        return time.perf_counter() - began
+
+
+@dataclass(slots=True)
+class QueuedDrafting:
+    """Forwards that are queued for the `wishes` of a step of `num_items` items, number `launch`. `began`: when they were queued,
+    in seconds; `rounds`: the forward of what was missing, and one for each further draft."""
+
+    launch: int
+    num_items: int
+    wishes: list[Wish]
+    began: float
+    rounds: list[PendingDeviceStep]
+
+    def ready(self) -> bool:
+        """Whether the device has computed all of them."""
+        return self.rounds[-1].ready()
+
+
+class DraftedStep:
+    """A `PendingStep` whose output has drafts. It is the one that takes the results of `step`, in the order of steps."""
+
+    def __init__(
+        self, companion: DeviceDraftCompanion, batch: UnifiedBatch, step: PendingStep, launch: int, asks: bool
+    ) -> None:
+        """`launch`: its number; `asks`: whether an item wants drafts."""
+        self._companion = companion
+        self._batch = batch
+        self._step = step
+        self._launch = launch
+        self._asks = asks
+        self._output: UnifiedOutput | None = None
+        self._drafting: QueuedDrafting | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """See `PendingStep`."""
+        return self._step.is_held or (self._asks and self._output is None)
+
+    def _begin(self) -> UnifiedOutput:
+        if self._output is None:
+            self._output = self._step.result()
+            self._drafting = self._companion.begin(self._batch, self._output, self._launch, self._asks)
+        return self._output
+
+    def ready(self) -> bool:
+        """See `PendingStep`. Queues the drafting when the step is done."""
+        if self._output is None:
+            if not self._step.ready():
+                return False
+            self._begin()
+        return self._drafting is None or self._drafting.ready()
+
+    def result(self) -> UnifiedOutput:
+        """See `PendingStep`."""
+        output = self._begin()
+        if self._drafting is not None:
+            output.drafts = self._companion.end(self._drafting)
+            self._drafting = None
+        return output

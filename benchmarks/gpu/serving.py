@@ -46,6 +46,8 @@ class Setup:
     """A checkpoint in place of the shape's random weights."""
     drafts: int = 0
     """From n-grams, in a step."""
+    draft_model: bool = False
+    """Whether drafts are from a draft model, which is the model itself."""
     max_loras: int = 0
     max_lora_rank: int = 64
     kv_cache_memory_bytes: int | None = None
@@ -73,6 +75,7 @@ async def engine(options: Options, setup: Setup) -> AsyncIterator[EngineCore]:
             max_num_seqs=setup.max_num_seqs, max_num_batched_tokens=setup.max_num_batched_tokens, target_itl=0.0,
             max_queue_wait=1e6, prefix_caching=setup.prefix_caching, max_loras=max(0, setup.max_loras - 1),
             num_speculative_tokens=setup.drafts, max_in_flight=setup.max_in_flight,
+            speculative_method="draft_model" if setup.draft_model else "ngram",
         )  # fmt: skip
         core = EngineCore(connect(config, "inline" if options.mode == "inline" else "process"), limits)
         if setup.progress is not None:
@@ -116,6 +119,7 @@ def executor_config(options: Options, setup: Setup, model: Path) -> ExecutorConf
     speed = replace(
         speed, enforce_eager=setup.enforce_eager, max_loras=setup.max_loras, max_lora_rank=setup.max_lora_rank,
         quantization=setup.quantization, max_drafts=setup.drafts,
+        draft_model=str(model) if setup.draft_model else "",
     )  # fmt: skip
     return replace(config, attention=attention, memory=memory, optimization=speed)
 
@@ -199,9 +203,8 @@ async def ask_all(core: EngineCore, prompts: Sequence[Sequence[int]], outputs: S
 
 def capturing(notes: Sequence[str]) -> bool:
     """Whether graphs are still to be captured, by what an executor says of itself. One that has none says nothing of them."""
-    note = next((note for note in notes if note.startswith("graphs: ")), "")
-    counts = re.match(r"graphs: (\d+) of (\d+) captured$", note)
-    return counts is not None and counts[1] != counts[2]
+    counts = (re.match(r"(?:draft model: )?graphs: (\d+) of (\d+) captured$", note) for note in notes)
+    return any(one is not None and one[1] != one[2] for one in counts)
 
 
 _AS_MEANT = {

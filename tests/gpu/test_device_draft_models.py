@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.gpu.part import Options
 from engine.mailbox import Mailbox
 from engine.request import Request
 from executors.contract import ConfigError, ExecutorAttentionConfig, ExecutorMemoryConfig, ModelExecutor, Pace
@@ -34,12 +35,16 @@ from tests.engine import harness
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.devices import Device
 from tests.executors.llm.spec import test_companion as on_cpu
+from tests.gpu import draft_agreement
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
+from tests.gpu.test_device_windows import GEMMA2, WINDOWED
+from tests.gpu.test_executor import GEMMA4
 from tests.gpu.workloads import HOSTED, PLAIN, SHAPED, SMALL
 
 pytestmark = pytest.mark.long
 
 MOST = 4
+PLAYED = Options("cpu", tiny=True, executor="tests.gpu.device_fakes:LateOnceFactory", mode="inline")
 VARIED = {**SMALL, "tie_word_embeddings": False}
 """Its greedy texts do not repeat one token."""
 GREEDY = SamplingParams(temperature=0.0)
@@ -179,6 +184,34 @@ async def test_mistakes_show(
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
         await on_cpu.whatever_happens(path, playing, 100)
+
+
+@pytest.mark.interpreted
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@pytest.mark.parametrize(
+    ("fields", "backend", "tokens"),
+    [
+        pytest.param(WINDOWED, "auto", 14, id="windows"),
+        pytest.param(GEMMA4, "auto", 14, id="heads of two sizes, attention that is not packed"),
+        pytest.param(VARIED, "triton", 3, id="kernels"),
+        pytest.param(GEMMA2, "triton", 3, id="kernels, windows", marks=pytest.mark.long(extended=True)),
+    ],
+)
+async def test_drafts_of_other_layers(
+    fields: dict[str, Any], backend: str, tokens: int, tmp_path: Path
+) -> None:
+    model = write_checkpoint(tmp_path, fields)
+    prompt = [3 + 7 * i % 90 for i in range(22)]
+    [truth] = await on_cpu.truths(model, [(prompt, PLAIN[1])], tokens + MOST)
+    driver = Driver(await faked(model, model, attention=ExecutorAttentionConfig(16, backend)))
+    seq = driver.add(prompt, PLAIN[1])
+    await driver.step(Feed(seq, 20, num_drafts=3))
+    await driver.step(Feed(seq, num_drafts=3))
+    while len(seq.output) < tokens:
+        assert drafts_of(seq) == truth[len(seq.output) : len(seq.output) + 3]
+        await driver.step(Feed(seq, drafts=drafts_of(seq), num_drafts=3))
+    assert seq.output == truth[: len(seq.output)]
 
 
 async def test_a_prompt_in_chunks_is_read_with_its_steps(path: Path) -> None:
@@ -369,6 +402,14 @@ async def test_streams_go_on_after_a_kill(path: Path) -> None:
             found.append(([token.token_id for token in whole.tokens], whole.finish_reason))
         assert core.stats().resumed > 0 and core.stats().drafts.num_accepted_tokens > 0
     assert found == expected
+
+
+@pytest.mark.interpreted
+def test_the_part_of_gpu_check_runs() -> None:
+    figures: dict[str, Any] = {}
+    draft_agreement.run(PLAYED, figures.update)
+    assert figures["model_drafts_identical"] == figures["identical"] == figures["sequences"]
+    assert figures["model_drafts_accepted"] > 10
 
 
 @pytest.mark.parametrize(

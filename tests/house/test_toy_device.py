@@ -14,6 +14,8 @@ from executors.devices import DEVICES, DeviceKind
 from executors.llm.device.table import device_of, find_device
 from executors.llm.executor import LlmExecutor
 from executors.llm.factory import LlmFactory
+from executors.testing.driver import Driver as KitDriver
+from executors.testing.driver import Feed
 from tests.executors.checkpoints import QWEN3, write_checkpoint
 from tests.executors.llm.driver import Driver, config, start
 
@@ -104,6 +106,32 @@ async def test_a_device_is_a_file_and_a_line(tmp_path: Path) -> None:
     facts = executor.capabilities()
     assert facts.dtypes == ("float32",) and "toy" in facts.devices
     await plain.shutdown()
+    await executor.shutdown()
+
+
+@pytest.mark.usefixtures("toy")
+async def test_a_draft_model_is_sized_and_computed_there(tmp_path: Path) -> None:
+    """Where steps are not launched it drafts as on a CPU. The same model's drafts are the tokens that come."""
+    path = write_checkpoint(tmp_path / "model", QWEN3)
+    chosen = config(path, max_num_seqs=3, max_num_batched_tokens=32, max_model_len=64)
+    sizes = []
+    for draft in ("", str(path)):
+        optimization = replace(chosen.optimization, draft_model=draft)
+        memory = ExecutorMemoryConfig(gpu_memory_utilization=0.6)
+        executor = LlmExecutor.from_config(
+            replace(chosen, device="toy", memory=memory, optimization=optimization)
+        )
+        driver = await KitDriver.start(executor)
+        sizes.append(executor.kv_layout().groups[0].bytes_per_block)
+    seq, drafts = driver.add([5, 9, 100, 3, 17]), list[int]()
+    while len(seq.output) < 8:
+        before = len(seq.output)
+        await driver.step(Feed(seq, drafts=drafts, num_drafts=2))
+        assert seq.output[before:][: len(drafts)] == drafts
+        assert seq.outputs[-1] is not None
+        drafts = list(seq.outputs[-1].drafts)
+        assert len(drafts) == 2
+    assert sizes[1] == 2 * sizes[0]
     await executor.shutdown()
 
 

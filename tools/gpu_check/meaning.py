@@ -49,7 +49,7 @@ SAYS: dict[str, frozenset[str]] = {
         "started": "ready_seconds processes",
         "early": "early",
         "long-steps": "long_steps executor_notes",
-        "drafts": "identical drafts_verified drafts_accepted",
+        "drafts": "identical drafts_verified drafts_accepted model_drafts_verified model_drafts_accepted draft_forward_us",
         "offline-8b": "output_tokens_per_s",
         "single-8b": "tokens_per_s",
         "peer": "output_tokens_per_s transformers",

@@ -184,6 +184,8 @@ class Assembly:
         with torch.inference_mode():
             forwards.program.logits(torch.zeros(1, draft.info.hidden_size, dtype=dtype, device=runner.device))
         launched.capture_beside(forwards.captures)
+        if self.rehearsals is not None and _rehearsed(draft.model):
+            self.rehearsals.compile("steps of the draft model", forwards.captures.rehearse)
         return forwards
 
     def _seals(self, runner: ModelRunner, info: ModelInfo, layout: KvLayout, arena: KvArena) -> BlockSeals:

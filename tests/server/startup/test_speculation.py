@@ -103,13 +103,19 @@ def test_an_mtp_head_reaches_the_engine_and_the_executor(method: str) -> None:
     assert not executor_config(without, weights_dir()).optimization.mtp
 
 
-def test_a_device_keeps_room_for_drafts_of_ngrams_alone() -> None:
+def test_a_device_keeps_room_for_drafts_that_it_verifies() -> None:
     """What it cannot compute takes no memory from KV: heads are the default where a model has one."""
     rooms = []
-    for flags in ({}, {"num_speculative_tokens": 4}, {"speculative_config": json.dumps({"method": "mtp"})}):
+    of_model = json.dumps({"model": str(weights_dir()), "num_speculative_tokens": 3})
+    for flags in (
+        {},
+        {"num_speculative_tokens": 4},
+        {"speculative_config": json.dumps({"method": "mtp"})},
+        {"speculative_config": of_model},
+    ):
         settings, _ = load(flags, {})
         rooms.append(executor_config(settings, weights_dir()).optimization.max_drafts)
-    assert rooms == [0, 4, 0]
+    assert rooms == [0, 4, 0, 3]
 
 
 def test_other_tokens_are_refused(tmp_path: Path) -> None:

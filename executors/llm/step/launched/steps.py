@@ -176,7 +176,11 @@ class LaunchedSteps:
     def notes(self) -> tuple[str, ...]:
         """Notes for `status()`."""
         graphs = "graphs: none" if self.graphs is None else self.graphs.note
-        return graphs, f"sampling: on the device, {self.program.sampler.name}", *self.host_steps.notes
+        beside = [
+            f"draft model: {captures.graphs.note}" for captures in self._all_captures[1:] if captures.graphs
+        ]
+        sampling = f"sampling: on the device, {self.program.sampler.name}"
+        return graphs, *beside, sampling, *self.host_steps.notes
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ import pytest
 
 from benchmarks.gpu.part import Options
 from engine.mailbox import Mailbox
+from engine.policies.draft_length import DraftLengths
+from engine.policies.draft_rests import DraftRests
 from engine.request import Request
 from executors.contract import ConfigError, ExecutorAttentionConfig, ExecutorMemoryConfig, ModelExecutor, Pace
 from executors.contract.batch import SamplingParams, UnifiedBatch
@@ -379,6 +381,26 @@ async def test_an_engine_that_rests_gives_what_it_gives_without(path: Path, othe
     pace = Pace(1e-5, ((1, 1e-3), (8, 1.1e-3)), ((1, 1e-5), (8, 1e-5)))
     executor = InlineExecutor(inner.config, inner)
     assert await texts(executor, 40, MOST, 2, pace) == await plain_texts(path, 40)
+
+
+@pytest.mark.parametrize("out", [2, 3])
+async def test_drafts_are_right_after_steps_launched_ahead(
+    path: Path, out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few steps draft and a few are launched ahead, in turns: what those computed, the draft model reads later."""
+    monkeypatch.setattr(DraftLengths, "could_pay", lambda self, num_seqs: self._step // 4 % 2 == 0)
+    inner = await faked(path, path, lateness=1)
+    executor: Any = InlineExecutor(inner.config, inner)
+    method: dict[str, Any] = {"speculative_method": "draft_model", "num_speculative_tokens": MOST}
+    async with harness.engine(executor, max_in_flight=out, max_num_batched_tokens=64, **method) as core:
+        assert core._scheduler is not None
+        lengths = core._scheduler.policies.lengths
+        lengths._rests = DraftRests()
+        calls = [harness.request(prompt, 60, one) for prompt, one in zip(PROMPTS, PLAIN, strict=False)]
+        found = await asyncio.gather(*(harness.run(core, one) for one in calls))
+        stats, steps = core.stats().drafts, core.stats().steps
+    assert [len(text) for text, _ in found] == len(calls) * [60]
+    assert stats.num_accepted_tokens > 0.97 * stats.num_draft_tokens > 100 and steps < 60
 
 
 async def test_streams_go_on_after_a_kill(path: Path) -> None:

@@ -44,7 +44,7 @@ class DeviceDraftCompanion(DraftCompanion):
         """By slot: the first step that its sequence may be in."""
         self._last_step = np.zeros(slots, np.int64)
         """By slot: the last step that had it."""
-        self._given = np.zeros(self._num_blocks, np.int64)
+        self._handed_over = np.zeros(self._num_blocks, np.int64)
         """By block: the step in which a sequence got it to write to."""
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -58,11 +58,11 @@ class DeviceDraftCompanion(DraftCompanion):
     def _note_tables(self, batch: UnifiedBatch) -> None:
         super()._note_tables(batch)
         for _, first, blocks, computed in self._table_updates(batch):
-            self._given[self._new_blocks(first, blocks, computed)] = self._launches
+            self._handed_over[self._new_blocks(first, blocks, computed)] = self._launches
 
     def _cut_copies(self, batch: UnifiedBatch, pairs: np.ndarray) -> None:
         super()._cut_copies(batch, pairs)
-        self._given[pairs[:, 1]] = self._launches
+        self._handed_over[pairs[:, 1]] = self._launches
 
     def forget(self, slot: int) -> None:
         """See `DraftCompanion`."""
@@ -78,7 +78,7 @@ class DeviceDraftCompanion(DraftCompanion):
         """Whether the slot's sequence, its tokens and its blocks are those of that step."""
         if self._since[slot] > launch or self._last_step[slot] != launch:
             return False
-        return bool((self._given[self._blocks_of(slot)] <= launch).all())
+        return bool((self._handed_over[self._blocks_of(slot)] <= launch).all())
 
     def _record(self, batch: UnifiedBatch, output: UnifiedOutput, launch: int) -> None:
         """Write the tokens that a step gave into the history."""

@@ -156,21 +156,21 @@ class DraftForwards:
             pending=np.ones(len(token_ids), np.bool_) if pending else None,
         )  # fmt: skip
         plan = self._packer.plan(batch, sampled)
-        graphs, found = self.captures.graphs, None
+        graphs, captured = self.captures.graphs, None
         if graphs is not None:
             for overdue in graphs.overdue(plan.facts):
                 if graphs.failure or graphs.wait:
                     break
                 self.captures.capture(overdue)
-            found = graphs.find(plan.facts)
-        shape, places = found[0] if found else plan.shape, np.arange(plan.facts.samples)
+            captured = graphs.find(plan.facts)
+        shape, places = captured[0] if captured else plan.shape, np.arange(plan.facts.samples)
         if not shape.listed:
             places = np.argsort(plan.order)[plan.sampled]
 
         def write(words: np.ndarray) -> None:
             self._packer.write(HostStep(words, shape), shape, batch, plan)
 
-        work = found[1] if found else StepCalls(self.program, self._memory, shape, plan)
+        work = captured[1] if captured else StepCalls(self.program, self._memory, shape, plan)
         queued = self.queue.send(batch, shape, None, write, work)
         return PendingDeviceStep(queued.buffer, shape.samples, sampled, places)
 

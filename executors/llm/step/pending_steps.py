@@ -78,6 +78,8 @@ class PendingSteps:
         self._out = 0
         self._usual_s = 0.0
         """Usual time of a step in seconds, estimated from the last ones."""
+        self._usual_held_s = 0.0
+        """The same of what comes before a held step's rest can be queued."""
         self.ended_at = clock()
         """Time on `clock` when the last step ended, in seconds."""
 
@@ -161,9 +163,18 @@ class PendingSteps:
             return
         # What the device waits for is not left until the step should end: its first part may be much shorter than usual.
         while step.is_held and self._rest_s(began) > _NAP_S:
-            await asyncio.sleep(_NAP_S)
+            elapsed = self._clock() - began
+            if abs(self._usual_held_s - elapsed) < _SPIN_S:
+                time.sleep(_BREATH_S)  # noqa: ASYNC251 - as below
+                await asyncio.sleep(0)
+            else:
+                await asyncio.sleep(_NAP_S)
             if ready():
                 return
+            if not step.is_held:
+                self._usual_held_s += 0.2 * (
+                    min(elapsed, 2 * self._usual_held_s + _SPIN_S) - self._usual_held_s
+                )
         rest = self._rest_s(began)
         if rest > _NAP_S:
             await asyncio.sleep(rest)

@@ -149,8 +149,8 @@ class LaunchedSteps:
 
     def capture_next(self) -> bool:
         """See `Launch`. Small graphs come first, of whichever model."""
-        left = [captures for captures in self._all_captures if captures.has_more]
-        able = [captures for captures in left if not captures.wait] or left
+        missing = [captures for captures in self._all_captures if captures.has_more]
+        able = [captures for captures in missing if not captures.wait] or missing
         return bool(able) and min(able, key=lambda captures: captures.next_tokens).next()
 
     @property

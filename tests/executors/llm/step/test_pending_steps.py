@@ -142,6 +142,25 @@ def test_a_sampler_is_queued_soon_after_its_masks_are_made(
     assert clock.now >= step.end
 
 
+@pytest.mark.parametrize(("seconds", "held"), [(8e-3, 3e-3), (20e-3, 15e-3), (6e-3, 0.5e-3)])
+def test_the_rest_of_steps_that_are_held_as_usual_is_queued_at_once(
+    seconds: float, held: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft model begins when the tokens of its step are known, which takes as long each time."""
+    clock = Clock(monkeypatch)
+    steps = PendingSteps(clock)
+
+    async def played() -> list[float]:
+        late = []
+        for _ in range(80):
+            step = Held(clock, seconds, held)
+            await steps.run(lambda step=step: step, lambda: None)  # type: ignore[misc]
+            late.append(step.queued_at - step.masks)
+        return late
+
+    assert max(asyncio.run(played())[60:]) < 1e-4
+
+
 class Driven:
     """A step that is done when the test says so."""
 

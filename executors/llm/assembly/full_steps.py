@@ -69,8 +69,7 @@ def full_steps(
         yield replace(step, num_draft_tokens=drafts)
     room = min(max(1, config.optimization.max_drafts), max_model_len - 1)
     if config.optimization.draft_model and room:
-        # The draft model reads the token that each gives, too.
-        queries = np.clip(prompts - 1, 1, max_model_len - room).astype(np.int32)
+        queries = np.minimum(prompts, max_model_len - room).astype(np.int32)
         step = _step(
             len(steps) + 2, 0, queries, size, num_blocks, _PLAIN, config.optimization.max_loras, room
         )

@@ -138,16 +138,18 @@ class DraftCompanion(PagedCompanion):
             rounds = max(1, *(wish.count for wish in wishes))
         return drafts_of(len(batch), drafts, rounds, time.perf_counter() - began)
 
-    def _wishes(self, batch: UnifiedBatch, items: np.ndarray, num_tokens: np.ndarray) -> list[Wish]:
+    def _wishes(self, batch: UnifiedBatch, items: np.ndarray, num_tokens: np.ndarray | None) -> list[Wish]:
         """What each of these `items`, which want drafts, has to compute, at most `max_tokens` in all. `num_tokens` int32 [n]: how
-        many tokens the step gave each item of the batch."""
+        many tokens the step gave each item of the batch; None: the inputs are known, and nothing behind them."""
         wishes, room = [], self._max_tokens
         assert batch.drafts_wanted is not None
         for item in items.tolist():
             slot, final = int(batch.slots[item]), bool(batch.is_final_chunk[item])
             computed = int(batch.num_q_tokens[item])
             num_known = int(batch.pos_offsets[item]) + computed
-            if final:
+            if num_tokens is None:
+                num_known, final = num_known - int(batch.num_draft_tokens[item]), False
+            elif final:
                 if not num_tokens[item]:
                     continue  # it failed, or is pooled
                 num_known += int(num_tokens[item]) - int(batch.num_draft_tokens[item])

@@ -4,11 +4,11 @@
            ^ its tokens reach the host                    ^ its drafts reach the host
 
 A drafting begins when the tokens of its step are known. All of its forwards are queued then, each draft is handed on in the
-token pool, and the host reads them together. Chunks of prompts are known before: they are queued behind the step that has them.
+token pool, and the host reads them together. Prompts are known before: they are queued behind the step that has them.
 
-Steps launched meanwhile may have changed what the drafting needs. An item of step n is drafted for only if its sequence is in no
-later step, and no block of its table was given to another sequence by one. Else it gets no drafts: that is always an answer.
-Work on the device is in the order in which it was queued, so the rest needs no further care.
+Behind a step that was launched meanwhile nothing is drafted: the tokens would wait for that step's end, and it may have the same
+sequences, or blocks that they have lost. No drafts are always an answer. Work on the device is in the order in which it was
+queued, so the rest needs no further care.
 """
 
 from __future__ import annotations
@@ -42,27 +42,13 @@ class DeviceDraftCompanion(DraftCompanion):
         slots = model.slots.num_slots
         self._since = np.zeros(slots, np.int64)
         """By slot: the first step that its sequence may be in."""
-        self._last_step = np.zeros(slots, np.int64)
-        """By slot: the last step that had it."""
-        self._handed_over = np.zeros(self._num_blocks, np.int64)
-        """By block: the step in which a sequence got it to write to."""
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def note(self, batch: UnifiedBatch) -> None:
         """See `DraftCompanion`; called once for each launched step, in their order."""
         self._launches += 1
-        self._last_step[batch.slots] = self._launches
         super().note(batch)
-
-    def _note_tables(self, batch: UnifiedBatch) -> None:
-        super()._note_tables(batch)
-        for _, first, blocks, computed in self._table_updates(batch):
-            self._handed_over[self._new_blocks(first, blocks, computed)] = self._launches
-
-    def _cut_copies(self, batch: UnifiedBatch, pairs: np.ndarray) -> None:
-        super()._cut_copies(batch, pairs)
-        self._handed_over[pairs[:, 1]] = self._launches
 
     def forget(self, slot: int) -> None:
         """See `DraftCompanion`."""
@@ -75,10 +61,8 @@ class DeviceDraftCompanion(DraftCompanion):
         self._since[:] = self._launches + 1
 
     def _is_as_in(self, launch: int, slot: int) -> bool:
-        """Whether the slot's sequence, its tokens and its blocks are those of that step."""
-        if self._since[slot] > launch or self._last_step[slot] != launch:
-            return False
-        return bool((self._handed_over[self._blocks_of(slot)] <= launch).all())
+        """Whether the slot's sequence, its tokens and its blocks are those of that step, and no step is behind it."""
+        return self._launches == launch and bool(self._since[slot] <= launch)
 
     def _record(self, batch: UnifiedBatch, output: UnifiedOutput, launch: int) -> None:
         """Write the tokens that a step gave into the history."""
@@ -103,14 +87,17 @@ class DeviceDraftCompanion(DraftCompanion):
         """Return the step with its drafts; `note` was the one of this batch."""
         asks = batch.drafts_wanted is not None and bool(batch.drafts_wanted.any())
         if asks:
-            self._read_chunks(batch)
+            self._read_prompts(batch)
         return DraftedStep(self, batch, step, self._launches, asks)
 
-    def _read_chunks(self, batch: UnifiedBatch) -> None:
-        """Queue the forward of prompts' chunks that give no token yet."""
+    def _read_prompts(self, batch: UnifiedBatch) -> None:
+        """Queue the forward of the prompts, or their chunks, that a step has."""
         assert batch.drafts_wanted is not None
-        items = np.flatnonzero((batch.drafts_wanted > 0) & ~batch.is_final_chunk)
-        if len(items) and (wishes := self._wishes(batch, items, np.zeros(len(batch), np.int32))):
+        reads = (batch.drafts_wanted > 0) & (batch.num_q_tokens - batch.num_draft_tokens > 1)
+        if batch.pending is not None:  # tokens that the host does not know yet
+            reads[np.repeat(np.arange(len(batch)), batch.num_q_tokens)[batch.pending]] = False
+        items = np.flatnonzero(reads)
+        if len(items) and (wishes := self._wishes(batch, items, None)):
             self._first_round(wishes)
 
     @torch.inference_mode()

@@ -142,9 +142,8 @@ class LaunchedSteps:
 
     def capture_first(self, compiled: bool = False) -> bool:
         """See `Launch`."""
-        done = [
-            captures.first(compiled) for captures in self._all_captures
-        ]  # of each model, whatever the others'
+        # Of each model, whatever the others' come to.
+        done = [captures.first(compiled) for captures in self._all_captures]
         return all(done)
 
     def capture_next(self) -> bool:

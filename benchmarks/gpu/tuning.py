@@ -16,11 +16,14 @@ import torch.nn.functional as F
 
 from benchmarks.gpu.kernels import Items, step_of
 from benchmarks.gpu.timing import Call, noise
+from executors.kernels import device_layouts
 from executors.kernels.triton.activation import gated
 from executors.kernels.triton.few_rows import FewRowsWorkspace, added_product, normed_product
 from executors.kernels.triton.norms import rms_norm
+from executors.kernels.triton.stored_tiles import tile_matmul
 from executors.kernels.triton.tuning import HALF, Choice, Key, choose, kind_of, trying
 from executors.llm.attention.triton_attention import TritonAttention
+from executors.llm.kernel_support.kernel_check import random_rows
 from executors.llm.memory import int8_kv
 from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
@@ -170,6 +173,9 @@ def all_tuned(place: Place) -> Iterator[Tuned]:
         key, variants(key, depth=depths, stages=(3, 4, 5), warps=(2, 4)), functools.partial(_few_rows, place)
     )
     if kind == HALF:
+        for tile_rows in (64, 32, 16):
+            key = ("stored_tile", kind, tile_rows)
+            yield Tuned(key, _stored_candidates(key), functools.partial(_stored_tiles, place, tile_rows))
         # Values of 8 bits are read byte by byte, or lie widened in shared memory.
         for name, stored in (("e4m3", torch.float8_e4m3fn), ("int8", torch.int8)):
             key = ("decode_attention", kind_of(place.dtype, stored), head)
@@ -292,6 +298,43 @@ def _few_rows(place: Place) -> list[Work]:
         return [functools.partial(added_product, x, weight, into, workspace) for weight in weights], result
 
     return [Work(f"{wide} x {deep}, 5 rows", expected.to(place.dtype), bind)]
+
+
+def _stored_candidates(key: Key) -> tuple[Choice, ...]:
+    """Both orders of activations with as many programs as fit; with 64 rows deep tiles, too, as decision 381 has them."""
+    if key[2] != 64:
+        return variants(key, ordered=(False, True), programs=(2, 3), stages=(3, 4))
+    shallow = variants(key, ordered=(False, True), programs=(2, 4), stages=(3, 4))
+    deep = [replace(one, depth=256, stages=3, programs=1) for one in shallow]
+    return (*shallow, *dict.fromkeys(deep))
+
+
+def _stored_tiles(place: Place, rows: int) -> list[Work]:
+    """A wide and a square weight of four bits, and one of six."""
+    shapes = [("Q4_K", 24576, 4096), ("Q4_K", 4096, 4096), ("Q6_K", 4096, 12288)]
+    return [
+        _stored_tile(place, kind, *((96, 512) if place.tiny else (wide, deep)), rows)
+        for kind, wide, deep in shapes
+    ]
+
+
+def _stored_tile(place: Place, kind: str, wide: int, deep: int, rows: int) -> Work:
+    drawn = torch.Generator().manual_seed(rows)
+    size = device_layouts.DeviceRows.empty(kind, wide, deep, torch.device("meta")).num_bytes
+    weights = [random_rows(drawn, kind, wide, deep, place.device) for _ in range(place.copies(size))]
+    x, out = place.random(rows, deep), torch.empty(rows, wide, dtype=place.dtype, device=place.device)
+    expected = F.linear(x.float(), device_layouts.widened(weights[0]))
+
+    def bind() -> tuple[list[Call], Callable[[], torch.Tensor]]:
+        calls = [functools.partial(tile_matmul, x, weight, None, out) for weight in weights]
+
+        def result() -> torch.Tensor:
+            calls[0]()
+            return out.clone()
+
+        return [*calls], result
+
+    return Work(f"{wide} x {deep} in {kind}, {rows} rows", expected.to(place.dtype), bind)
 
 
 def _norm(place: Place) -> list[Work]:

@@ -109,8 +109,14 @@ def few_parts() -> None:
 
 def stored_parts() -> None:
     """Five tiles of the depth, of which two programs take three and two, and a depth that ends within a tile."""
-    test_stored_tiles.check("Q4_K", 70, 1280, 17, False, 1)
+    test_stored_tiles.check("Q4_K", 70, 1280, 16, False, 1)
     test_stored_tiles.check("Q4_0", 45, 352, 5, True, 2)
+
+
+def stored_ordered() -> None:
+    """Two and three tiles of the depth, of activations in the order of the words."""
+    test_stored_tiles.check("Q4_K", 70, 512, 17, False, 1)
+    test_stored_tiles.check("Q4_0", 45, 352, 33, True, 2)
 
 
 def stored_whole() -> None:
@@ -200,6 +206,12 @@ MUTANTS: dict[str, tuple[ModuleType, str, str, Callable[[], None]]] = {
         stored_tiles, "(start + column < COLUMNS)[:, None]", "(column < COLUMNS)[:, None]", stored_parts,
     ),
     "stored: codes of other columns": (stored_tiles, "start + 4 * n, mask", "start + 28 - 4 * n, mask", stored_parts),
+    "stored: activations of other codes": (
+        stored_tiles, "+ 4 * n + word % 4", "+ 28 - 4 * n + word % 4", stored_ordered,
+    ),
+    "stored: activations of another tile": (
+        stored_tiles, "x_at + start * ROWS + n", "x_at + begin * (ROWS * TILE_K) + n", stored_ordered,
+    ),
     "stored: the scale of another place in the mantissa": (
         stored_tiles, "addend16 if even", "addend12 if even", stored_parts,
     ),

@@ -79,6 +79,24 @@ def test_shapes_drawn_at_random(seed: int) -> None:
     check(kind, outputs, columns, rows, bool(seed % 2), seed)
 
 
+@pytest.mark.long(every=3)
+@sweep(every=4)
+@pytest.mark.parametrize("seed", range(16))
+def test_each_tile_takes_activations_in_either_order(seed: int) -> None:
+    """Those of the table, with the other order than theirs, and tiles of 128 and of 256 columns."""
+    drawn = np.random.default_rng(100 + seed)
+    kind = ("Q4_K", "Q6_K", "Q5_K", "Q2_K", "Q4_1", "uint4-g128", "int4-g64", "Q3_K")[seed % 8]
+    rows, outputs = int(drawn.integers(5, MOST_ROWS + 1)), int(drawn.integers(1, 300))
+    columns = max(32, block_size(kind)) * int(drawn.integers(1, 1 + 1800 // max(32, block_size(kind))))
+    changed: dict[tuning.Key, tuning.Choice] = {}
+    for tile_rows in (16, 32, 64):
+        key: tuning.Key = ("stored_tile", tuning.HALF, tile_rows)
+        row = tuning.choose(*key)
+        changed[key] = replace(row, ordered=not row.ordered, depth=(128, 256)[seed // 8])
+    with tuning.trying(changed):
+        check(kind, outputs, columns, rows, bool(seed % 2), seed)
+
+
 def test_many_rows_go_this_way_and_more_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     held, _ = rows_of("Q4_K", 20, 256)
     taken: list[int] = []
@@ -92,14 +110,15 @@ def test_many_rows_go_this_way_and_more_do_not(monkeypatch: pytest.MonkeyPatch) 
     assert not takes(0, LAYOUTS["Q4_0"], DTYPE)
 
 
-def test_a_row_does_not_know_the_others() -> None:
+@pytest.mark.parametrize("rows", [9, 35])
+def test_a_row_does_not_know_the_others(rows: int) -> None:
     """One that is no number stays alone, and padding is not written."""
     held, _ = rows_of("Q4_K", 70, 1280)
-    x = torch.randn(9, 1280, generator=torch.Generator().manual_seed(1)).to(DTYPE).to(DEVICE)
+    x = torch.randn(rows, 1280, generator=torch.Generator().manual_seed(1)).to(DTYPE).to(DEVICE)
     whole = product(held, x, None)
     spoilt = x.clone()
     spoilt[4] = torch.nan
-    others = torch.arange(9, device=DEVICE) != 4
+    others = torch.arange(rows, device=DEVICE) != 4
     found = product(held, spoilt, None)
     assert found[4].isnan().all() and torch.equal(found[others], whole[others])
 
@@ -120,13 +139,13 @@ def test_cuts() -> None:
     keys: list[tuning.Key] = [("stored_tile", tuning.HALF, rows) for rows in (16, 32, 64)]
     with tuning.trying({key: tuning.rows(tuning.TUNED_ON)[key] for key in keys}):
         assert cut(4096, 4096, 16, 264) == (64, 4, 4) and cut(4096, 12288, 16, 264) == (64, 5, 10)
-        assert cut(24576, 4096, 16, 264) == (384, 1, 16) and cut(4096, 4096, 64, 132) == (32, 4, 4)
-        assert cut(64, 288, 16, 264) == (1, 1, 2)
+        assert cut(24576, 4096, 16, 264) == (384, 1, 16) and cut(4096, 4096, 64, 264) == (32, 8, 4)
+        assert cut(24576, 4096, 64, 264) == (192, 2, 16) and cut(64, 288, 16, 264) == (1, 1, 2)
         for outputs in range(32, 5000, 487):
             for columns in range(32, 13_000, 352):
-                for rows, programs in ((16, 264), (64, 132)):
-                    _, parts, steps = cut(outputs, columns, rows, programs)
-                    assert (parts - 1) * steps * 256 < columns <= parts * steps * 256
+                for rows, depth in ((16, 256), (64, 128)):
+                    _, parts, steps = cut(outputs, columns, rows, 264)
+                    assert (parts - 1) * steps * depth < columns <= parts * steps * depth
 
 
 def test_codes_lie_in_words() -> None:

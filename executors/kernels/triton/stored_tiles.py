@@ -10,10 +10,15 @@ A code is put into the mantissa of a float32 between 1 and 2 and becomes a weigh
 codes 12 and 16 bits up take half of the shifts. Such a weight is within 2^-13 of its scale before it is rounded to the dtype
 of x, once.
 
+A code's column is four columns from that of the code beside it in its word, so an operand's x lies in pieces of 8 bytes, each
+in another sector of the cache. Copying those took 20 us of 52 with 16 rows and half of 123 with 64 (H200, 24,576 x 4,096). Where
+the row of the table says `ordered`, a small kernel before brings x into the order of the words, and copies are whole lines.
+
 Bytes: those of the weight once, and 2 * rows * columns for each tile of outputs, from the cache. Operations: 2 for each pair of
 a row and a weight. Floor of 4096 x 4096 in Q4_K (9.4 MB) at 4.25 TB/s: 2.2 us, by operations at 64 rows (2.1 G at 0.7 P/s) 3.1.
-Compiled for Hopper a program takes 5.1 instructions a thread and weight, which is 86% of that bandwidth if a multiprocessor
-issues four each cycle. No GPU has run this yet.
+Compiled for Hopper a program takes 5.3 instructions a thread and weight (Q4_K; 6.4 with tiles of 128 columns), of which with 8,
+12 and 16 warps of a multiprocessor 1.5, 2.2 and, reckoned, 3 are issued a cycle. An H200 took 41, 52 and 123 us for 24,576 x
+4,096 with 8, 16 and 64 rows before x was in order; bf16 takes 55, 51 and 52. No GPU has run the ordered way yet.
 """
 
 from __future__ import annotations
@@ -36,6 +41,8 @@ DTYPES = (torch.bfloat16, torch.float16)
 """Of activations. float32 has no matrix instruction."""
 LEAST_OUTPUTS = 16
 """No tile has fewer: so many counters suffice."""
+_LEAST_ROWS = 16
+"""Of a tile."""
 _EXTRAS = {"": 0, "minimum": 1, "zero": 2}
 _INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
@@ -74,6 +81,26 @@ def _scaled(
         _spread(128.0 * scale, TILE_N, GROUPS, WORDS),
         _spread(near, TILE_N, GROUPS, WORDS),
     )
+
+
+@triton.jit
+def _all_scaled(
+    scale, extra, times, extra_times, HALVED: tl.constexpr, NESTED: tl.constexpr, GROUPS: tl.constexpr, EXTRA: tl.constexpr,
+    OFFSET: tl.constexpr, TILE_N: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """`_scaled` of a word's first four codes, and of its last four. HALVED: those are of two groups. `times`: what nested scales
+    are multiplied by, and extras by `extra_times`."""
+    if HALVED:
+        s, e = _pair(scale, EXTRA == 0), _pair(extra, EXTRA == 0)
+        f12, a12, f16, a16 = _scaled(times * s[0], extra_times * e[0], GROUPS, EXTRA, OFFSET, TILE_N, WORDS)
+        g12, b12, g16, b16 = _scaled(times * s[1], extra_times * e[1], GROUPS, EXTRA, OFFSET, TILE_N, WORDS)
+    else:
+        scale, extra = scale.to(tl.float32), extra.to(tl.float32)
+        if NESTED:
+            scale, extra = times * scale, extra_times * extra
+        f12, a12, f16, a16 = _scaled(scale, extra, GROUPS, EXTRA, OFFSET, TILE_N, WORDS)
+        g12, b12, g16, b16 = f12, a12, f16, a16
+    return f12, a12, f16, a16, g12, b12, g16, b16
 
 
 @triton.jit
@@ -178,7 +205,7 @@ def _stored_tile_kernel(
     x, codes, high, scales, factors, extras, extra_factors, bias, out, partial, arrived, rows,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, OUT_STRIDE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     OFFSET: tl.constexpr, NESTED: tl.constexpr, EXTRA: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
-    STEPS: tl.constexpr, ROWS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    STEPS: tl.constexpr, ROWS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """TILE_N outputs, of STEPS tiles of the depth. PARTS share the depth: `partial` receives their results, and `arrived`
     counts them."""
@@ -199,12 +226,14 @@ def _stored_tile_kernel(
     column = inner // 4 * 32 + inner % 4
     word_at = codes + output[:, None] * (COLUMNS // 8) + inner[None, :]
     scale_at = scales + output[:, None] * PER_ROW + group[None, :]
-    x_at = x + row[None, :] * COLUMNS + column[:, None]
+    x_at = x + (
+        row[None, :] * WORDS + inner[:, None] if ORDERED else row[None, :] * COLUMNS + column[:, None]
+    )
     extra_at = extras + output[:, None] * PER_ROW + group[None, :] if EXTRA else scale_at
     high_at = high + output[:, None] * (COLUMNS // 8) + inner[None, :] if BITS > 4 else word_at
     total = tl.zeros((TILE_N, ROWS), tl.float32)
     begin = part * STEPS
-    if NESTED:
+    if NESTED and not ORDERED:
         # Loaded a step before they are needed: a number for each row is not copied past the registers.
         factor, extra_factor = _load_factors(factors, extra_factors, output, begin * TILE_K, COLUMNS, EXTRA)
     for step in range(STEPS):
@@ -214,28 +243,24 @@ def _stored_tile_kernel(
         word, scale, extra, above = _load_tile(
             word_at, scale_at, extra_at, high_at, start, COLUMNS, SPAN, WORDS, GROUPS, EXTRA, BITS, whole
         )
+        times, extra_times = scale, extra
         if NESTED:
+            if ORDERED:
+                factor, extra_factor = _load_factors(factors, extra_factors, output, start, COLUMNS, EXTRA)
             times = factor.to(tl.float32)[:, None]
             extra_times = extra_factor.to(tl.float32)[:, None] if EXTRA == 1 else times
-            factor, extra_factor = _load_factors(
-                factors, extra_factors, output, start + TILE_K, COLUMNS, EXTRA
-            )
-        if HALVED:
-            s, e = _pair(scale, EXTRA == 0), _pair(extra, EXTRA == 0)
-            f12, a12, f16, a16 = _scaled(
-                times * s[0], extra_times * e[0], GROUPS, EXTRA, OFFSET, TILE_N, WORDS
-            )
-            g12, b12, g16, b16 = _scaled(
-                times * s[1], extra_times * e[1], GROUPS, EXTRA, OFFSET, TILE_N, WORDS
-            )
-        else:
-            scale, extra = scale.to(tl.float32), extra.to(tl.float32)
-            if NESTED:
-                scale, extra = times * scale, extra_times * extra
-            f12, a12, f16, a16 = _scaled(scale, extra, GROUPS, EXTRA, OFFSET, TILE_N, WORDS)
-            g12, b12, g16, b16 = f12, a12, f16, a16
+            if not ORDERED:
+                factor, extra_factor = _load_factors(
+                    factors, extra_factors, output, start + TILE_K, COLUMNS, EXTRA
+                )
+        f12, a12, f16, a16, g12, b12, g16, b16 = _all_scaled(
+            scale, extra, times, extra_times, HALVED, NESTED, GROUPS, EXTRA, OFFSET, TILE_N, WORDS
+        )
         for n in tl.static_range(8):
-            a = tl.load(x_at + start + 4 * n, mask=is_row, other=0.0)
+            if ORDERED:
+                a = tl.load(x_at + start * ROWS + n * (ROWS * WORDS))
+            else:
+                a = tl.load(x_at + start + 4 * n, mask=is_row, other=0.0)
             if n < 4:
                 w = _weights(word, above, n, f12, a12, f16, a16, BITS)
             else:
@@ -253,6 +278,26 @@ def _stored_tile_kernel(
             tl.store(arrived + tile, 0)  # for the next product
             total = _sum(of_tile, place, row, rows, PARTS, ROWS, TILE_N)
             _add(total, at, row, bias, out, rows, OUTPUTS, OUT_STRIDE, BIAS)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _order_kernel(
+    x, out, rows, COLUMNS: tl.constexpr, ROWS: tl.constexpr, TILE_K: tl.constexpr, TILE_ROWS: tl.constexpr
+):  # fmt: skip
+    """TILE_ROWS rows of a tile of TILE_K columns, in the order in which `_stored_tile_kernel` multiplies them: [tiles, 8, ROWS,
+    TILE_K / 8]. Rows and columns beyond the last are 0."""
+    WORDS: tl.constexpr = TILE_K // 8
+    tile = tl.program_id(0)
+    row = tl.program_id(1) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    place = tl.arange(0, TILE_K)
+    n, word = place // WORDS, place % WORDS
+    column = tile * TILE_K + word // 4 * 32 + 4 * n + word % 4
+    a = tl.load(
+        x + row[:, None] * COLUMNS + column[None, :],
+        mask=(row < rows)[:, None] & (column < COLUMNS)[None, :],
+        other=0.0,
+    )
+    tl.store(out + tile * (ROWS * TILE_K) + (n * (ROWS * WORDS) + word)[None, :] + row[:, None] * WORDS, a)
 
 
 def takes(rows: int, layout: DeviceLayout, dtype: torch.dtype) -> bool:
@@ -277,13 +322,15 @@ def tile_matmul(x: torch.Tensor, weight: DeviceRows, bias: torch.Tensor | None, 
     depth. Products that share a weight must run one after the other.
     """
     rows, columns = x.shape
-    tile_rows = max(16, triton.next_power_of_2(rows))
+    tile_rows = max(_LEAST_ROWS, triton.next_power_of_2(rows))
     tile = choose("stored_tile", HALF, tile_rows)
     programs = tile.programs * processors(x.device) if weight.arrived is not None else 1
     tiles, parts, steps = cut(weight.rows, columns, tile_rows, programs)
     partial = None
     if parts > 1:
         partial = torch.empty(tiles * parts * tile_rows * tile.outputs, dtype=torch.float32, device=x.device)
+    if tile.ordered:
+        x = _in_order(x, tile_rows, tile.depth, parts * steps)
     how = weight.layout
     scales, extras = weight.scales, weight.extras
     if how.group == 16:
@@ -293,5 +340,15 @@ def tile_matmul(x: torch.Tensor, weight: DeviceRows, bias: torch.Tensor | None, 
         out, partial, weight.arrived if parts > 1 else None, rows,
         OUTPUTS=weight.rows, COLUMNS=columns, OUT_STRIDE=out.stride(0), BITS=how.bits, GROUP=how.group, OFFSET=how.offset,
         NESTED=how.nested, EXTRA=_EXTRAS[how.extra], BIAS=bias is not None, PARTS=parts, STEPS=steps,
-        ROWS=tile_rows, TILE_N=tile.outputs, TILE_K=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+        ROWS=tile_rows, TILE_N=tile.outputs, TILE_K=tile.depth, ORDERED=tile.ordered,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+
+
+def _in_order(x: torch.Tensor, tile_rows: int, depth: int, tiles: int) -> torch.Tensor:
+    """Return `x` [rows, columns] in the order of so many tiles of words: [tiles, 8, tile_rows, depth / 8]."""
+    out = torch.empty(tiles, 8, tile_rows, depth // 8, dtype=x.dtype, device=x.device)
+    _order_kernel[(tiles, tile_rows // LEAST_OUTPUTS)](
+        x, out, len(x), COLUMNS=x.shape[1], ROWS=tile_rows, TILE_K=depth, TILE_ROWS=_LEAST_ROWS, num_warps=4
+    )
+    return out

@@ -41,7 +41,8 @@ class Choice:
     `parts`: most programs that share a sum, and `least` elements of each of them. `group`: neighbouring tiles that run at once.
     `programs` of a multiprocessor that run at once. `most`: the largest size that is of this shape class. `widened`: 1 where
     values of 8 bits lie in shared memory in 16, see `tile.attend_tile`. `whole`: the loop over keys leaves out masks where all
-    queries see all keys, see `extend_attention.LoopOptions`.
+    queries see all keys, see `extend_attention.LoopOptions`. `ordered`: a kernel before brings activations into the order in
+    which a weight's codes lie, see `stored_tiles`.
     """
 
     warps: int
@@ -57,6 +58,7 @@ class Choice:
     most: int = 0
     widened: int = 0
     whole: bool = False
+    ordered: bool = False
 
 
 HEADS = (16, 32, 64, 128, 256, 512)
@@ -141,11 +143,12 @@ _ROWS: dict[Key, Choice] = {
     ("stored_row", "", "table"): Choice(warps=2, outputs=4, depth=16),
     ("stored_row", "", "words"): Choice(warps=1, stages=3, outputs=4, depth=32),
     ("stored_widen", "", ""): Choice(warps=4, outputs=4, depth=16),
-    # By the rows of a tile. Depth in columns: a row's words are whole lines of 128 bytes. Reckoned: 16 KiB of a weight are under
-    # way for each of `programs`; with 64 rows x takes more room than the weight, and twice the outputs share it.
+    # By the rows of a tile. Depth in columns: 256 are words of a whole line of 128 bytes. The first row is measured; the others are
+    # reckoned from it (decision 403). 16 warps hide what eight wait for: with 64 rows tiles are half as deep, and two programs
+    # have room. With x in order 32 rows take 0.6 of the time, 16 rows 0.75, which is left to `make gpu-tune`.
     ("stored_tile", HALF, 16): Choice(warps=4, stages=4, outputs=64, depth=256, programs=2, least=512),
-    ("stored_tile", HALF, 32): Choice(warps=4, stages=3, outputs=64, depth=256, programs=2, least=512),
-    ("stored_tile", HALF, 64): Choice(warps=8, stages=3, outputs=128, depth=256, programs=1, least=512),
+    ("stored_tile", HALF, 32): Choice(warps=4, stages=3, outputs=64, depth=256, programs=2, least=512, ordered=True),
+    ("stored_tile", HALF, 64): Choice(warps=8, stages=4, outputs=128, depth=128, programs=2, least=512, ordered=True),
     # Programs beyond an adapter's rank exit at once, and with many rows x is read less often. Every program of `expand` reads the
     # parts of all; more sums at once than its depth would take too many registers.
     ("lora_shrink", HALF, "few"): _SHRINK,
@@ -182,8 +185,10 @@ _FITTING: dict[int, dict[Key, Choice]] = {
         ("extend_attention", FLOAT32, 512): replace(
             _ROWS["extend_attention", FLOAT32, 512], stages=1, rows=16
         ),
-        # Six bits with 64 rows take 127 KiB, and with half of the outputs 94.
-        ("stored_tile", HALF, 64): replace(_ROWS["stored_tile", HALF, 64], warps=4, outputs=64),
+        # With four warps tiles of 128 columns spill 8 bytes (Q4_0).
+        ("stored_tile", HALF, 64): replace(
+            _ROWS["stored_tile", HALF, 64], warps=4, stages=3, outputs=64, depth=256, programs=1
+        ),
     },
 }
 """Rows for less shared memory, by the KiB that a program may have: what of `_ROWS` would not fit."""

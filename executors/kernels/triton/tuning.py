@@ -143,9 +143,9 @@ _ROWS: dict[Key, Choice] = {
     ("stored_row", "", "table"): Choice(warps=2, outputs=4, depth=16),
     ("stored_row", "", "words"): Choice(warps=1, stages=3, outputs=4, depth=32),
     ("stored_widen", "", ""): Choice(warps=4, outputs=4, depth=16),
-    # By the rows of a tile. Depth in columns: 256 are words of a whole line of 128 bytes. The first row is measured; the others are
-    # reckoned from it (decision 403). 16 warps hide what eight wait for: with 64 rows tiles are half as deep, and two programs
-    # have room. With x in order 32 rows take 0.6 of the time, 16 rows 0.75, which is left to `make gpu-tune`.
+    # By the rows of a tile. Depth in columns: 256 are words of a whole line of 128 bytes. The first row is measured; the others
+    # are reckoned from it (decision 403). 16 warps hide what eight wait for: with 64 rows tiles are half as deep, and there is
+    # room for two programs. With x in order 32 rows take 0.6 of the time, 16 rows 0.75, which is left to `make gpu-tune`.
     ("stored_tile", HALF, 16): Choice(warps=4, stages=4, outputs=64, depth=256, programs=2, least=512),
     ("stored_tile", HALF, 32): Choice(warps=4, stages=3, outputs=64, depth=256, programs=2, least=512, ordered=True),
     ("stored_tile", HALF, 64): Choice(warps=8, stages=4, outputs=128, depth=128, programs=2, least=512, ordered=True),

@@ -23,6 +23,7 @@ EARLY = {
     "_one_row_kernel": {"weight", "norm"},
     "_few_rows_kernel": {"weight"},
     "_rotary_kernel": {"cells", "positions", "table"},
+    "_wide_rotary_kernel": {"cells", "positions", "table"},
     "_split_kernel": {"pieces", "items", "lengths"},
     "_rms_norm_kernel": {"weight"},
     "_gated_kernel": set[str](),

@@ -165,7 +165,8 @@ def test_peaks_of_others_are_noticed(wrong: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "page"), [(4, 2, 64, 16), (16, 8, 128, 32), (4, 1, 80, 16)]
+    ("heads", "kv_heads", "dim", "page"),
+    [(4, 2, 64, 16), (16, 8, 128, 32), (4, 1, 80, 16), (20, 1, 512, 16), (3, 2, 384, 16), (2, 1, 258, 16)],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:All-NaN slice encountered")
 def test_keys_and_values_are_stored_in_int8(heads: int, kv_heads: int, dim: int, page: int) -> None:
@@ -195,6 +196,39 @@ def test_keys_and_values_are_stored_in_int8(heads: int, kv_heads: int, dim: int,
         assert far.max() <= 1 and far.float().mean() < 1000 * precise / 127
         stored[kept], theirs[kept] = -1, torch.nan
         assert (stored == -1).all() and theirs.isnan().all(), "other cells are as they were"
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(12, 2, 512), (2, 1, 384)])
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize("rotated", [1.0, 0.25])
+@pytest.mark.parametrize("normed", ["none", "norm", "plus one", "last"])
+def test_wide_heads_are_turned_behind_rotation(
+    heads: int, kv_heads: int, dim: int, neighbours: bool, rotated: float, normed: str
+) -> None:
+    """Of more than 256 numbers: what the kernel for heads that take an ordinary cache gives, turned."""
+    torch.manual_seed(5)
+    tokens, page = 3, 16
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim, device=DEVICE)
+    half, positions = int(rotated * dim / 2), torch.tensor([7, 0, 49], device=DEVICE)
+    angles = torch.rand(50, half, device=DEVICE) * 6.3
+    how = {
+        "positions": positions, "table": torch.stack((angles.cos(), angles.sin()), 1), "eps": 1e-6, "neighbours": neighbours,
+        "norms": None if normed == "none" else torch.randn(heads + kv_heads, dim, device=DEVICE),
+        "plus_one": normed == "plus one", "norm_last": normed == "last", "query_factors": torch.rand(50, device=DEVICE) + 0.5,
+    }  # fmt: skip
+    cells = torch.tensor([3, 9, 1], dtype=torch.int32, device=DEVICE)
+    plain = torch.zeros(2, 1, kv_heads, page, dim, device=DEVICE)
+    expected = rotate_and_store(qkv, plain, cells, heads, **how)
+    layer = torch.zeros(2, 1, kv_heads, page * (dim + 4), dtype=torch.int8, device=DEVICE)
+    kv, peaks = int8_kv.views(layer, page, dim)
+    found = rotate_and_store(qkv, kv, cells, heads, peaks=peaks, **how)
+    assert distance(found, int8_kv.turned(expected)) < 1e-5
+    plain[0] = int8_kv.turned(plain[0])
+    at = (0, slice(None), cells.long())
+    for side in (0, 1):
+        codes, largest = int8_kv.narrowed(plain[side][at])
+        assert (kv[side][at].int() - codes.int()).abs().max() <= 1
+        torch.testing.assert_close(peaks[side][at], largest, rtol=1e-5, atol=0)
 
 
 def test_turning_keeps_scores_and_spreads_a_large_channel() -> None:

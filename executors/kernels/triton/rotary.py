@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from executors.kernels.triton import wide_rotary
 from executors.kernels.triton.early import launch_next, options, wait_for_last
 from executors.kernels.triton.fp8 import to_e4m3
 from executors.kernels.triton.int8_kv import factors, hadamard, peak_of, to_codes
@@ -184,6 +185,12 @@ def rotate_and_store(
     rest = dim - 2 * half
     key_peaks, value_peaks, *_ = factors(kv, peaks, kv_scales)
     turned = peaks is not None
+    if peaks is not None and dim >= wide_rotary.FROM:
+        wide_rotary.store_wide(
+            qkv, q, kv, peaks, cells, positions, table, norms, eps, query_factors, half,
+            plus_one=plus_one, neighbours=neighbours, norm_last=norm_last,
+        )  # fmt: skip
+        return q
     # A matrix instruction takes 16 rows, and as many numbers of them.
     least = 16 if turned else 1
     pads = [max(least, triton.next_power_of_2(max(size, 1))) for size in (half, rest, num_heads, kv_heads)]

@@ -168,6 +168,7 @@ _ROWS: dict[Key, Choice] = {
     ("gated", "", ""): Choice(warps=4, outputs=1024),
     ("rms_norm", "", ""): Choice(warps=8, depth=512),
     ("rotary", "", ""): Choice(warps=4),
+    ("rotary", "", "wide"): Choice(warps=8, outputs=8),
     # Logits that a program looks through at a time. With more than 2,048 in "rows" a multiprocessor holds one program, not two.
     ("sample", "", "tiles"): Choice(warps=4, depth=4096),
     ("sample", "", "rows"): Choice(warps=8, depth=2048),

@@ -48,7 +48,7 @@ class Hadamard:
     def _by_sums(self, x: torch.Tensor) -> torch.Tensor:
         half = 1
         while half < self.size:
-            pairs = x.view(-1, 2, half)
+            pairs = x.reshape(-1, 2, half)  # a part of wider rows has no view of this shape
             product = torch.empty_like(pairs)
             torch.add(pairs[:, 0], pairs[:, 1], out=product[:, 0])
             torch.sub(pairs[:, 0], pairs[:, 1], out=product[:, 1])

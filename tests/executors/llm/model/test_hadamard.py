@@ -44,11 +44,13 @@ def test_rows_do_not_depend_on_the_step() -> None:
         assert torch.equal(whole[7:12], transform(x[7:12]))
 
 
-def test_a_slice_of_columns() -> None:
+@pytest.mark.parametrize("size", [8, 16])
+@pytest.mark.parametrize("by_factors", [False, True])
+def test_a_slice_of_columns(size: int, by_factors: bool) -> None:
+    """Of a block and of two."""
     x = torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(
-        Hadamard(8, CPU)(x[:, 8:24]).double(), product(x[:, 8:24].contiguous(), 8), atol=1e-6
-    )
+    found = Hadamard(size, CPU, by_factors)(x[:, 8:24])
+    assert torch.allclose(found.double(), product(x[:, 8:24].contiguous(), size), atol=1e-6)
 
 
 def test_matrix() -> None:

@@ -26,6 +26,7 @@ from executors.kernels.triton.extend_attention import (
     MASKED,
     LoopOptions,
     extend_attention,
+    is_plain,
     query_tiles,
     rows_per_tile,
 )
@@ -128,13 +129,16 @@ def today(problem: Problem, name: str = "today", loop: LoopOptions | None = None
 def shared(
     problem: Problem, name: str, loop: LoopOptions, changes: Mapping[str, int], processors: int, factor: float = 1.0
 ) -> Way:  # fmt: skip
-    """Keys of a tile in pieces, as many as the device runs programs at once, times `factor`; `changes` of the table's row."""
-    dtype = problem.q.dtype
-    row = replace(tuned(problem.dim, dtype, dtype), **changes)
+    """Keys of a tile in pieces, as many as the device runs programs at once, times `factor`; `changes` of the table's row.
+    Without any it is the row that a step of as many queries takes."""
+    dtype, heads = problem.q.dtype, (problem.heads, problem.kv_heads, problem.dim)
+    plain = is_plain(problem.new, *heads, dtype, window=None, softcap=None, sinks=False)
+    general = replace(tuned(problem.dim, dtype, dtype), **changes)
+    row = tuned(problem.dim, dtype, dtype, plain and loop == FASTEST) if not changes else general
     tiles, keys = problem.tiles(row.rows or rows_per_tile(problem.heads // problem.kv_heads, problem.dim))
     # A tile of 128 rows takes the registers of a multiprocessor, of 64 half of them (tests/gpu/compiled.py).
     programs = int(factor * processors * (2 if row.rows == 64 else 1)) // problem.kv_heads
-    pieces = TileRule(programs, row.depth, parts=max(2, row.parts), least=row.least).cut(keys)
+    pieces = TileRule(programs, general.depth, parts=max(2, row.parts), least=row.least).cut(keys)
     if len(tiles) < programs and len(pieces) == len(tiles):
         raise Failed(f"{name}: no key is shared by {len(pieces)} pieces of {problem.keys} keys")
     workspace = ExtendWorkspace(

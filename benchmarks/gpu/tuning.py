@@ -21,7 +21,7 @@ from executors.kernels.triton.activation import gated
 from executors.kernels.triton.few_rows import FewRowsWorkspace, added_product, normed_product
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.stored_tiles import tile_matmul
-from executors.kernels.triton.tuning import HALF, Choice, Key, choose, kind_of, trying
+from executors.kernels.triton.tuning import HALF, Choice, Key, choose, head_shape, kind_of, trying
 from executors.llm.attention.triton_attention import TritonAttention
 from executors.llm.memory import int8_kv
 from executors.llm.memory.kv_cache import KvCache
@@ -143,7 +143,7 @@ def all_tuned(place: Place) -> Iterator[Tuned]:
     whole: Items = [(7, 20)] if few else [(4_096, 0)]
     behind: Items = [(512, 7_000)]
     turn: Items = [(64, 7_000)]
-    key: Key = ("decode_attention", kind, head)
+    key: Key = ("decode_attention", kind, head_shape(head, True))
     yield Tuned(
         key, variants(key, depth=(16, 32, 64), warps=(4, 8), stages=(3, 5)),
         lambda: [_attention(place, "256 x 1024", decode, head), _attention(place, "1 x 1024", alone, head)],
@@ -153,7 +153,7 @@ def all_tuned(place: Place) -> Iterator[Tuned]:
         yield Tuned(
             key, variants(key, outputs=(1, 2, 4), warps=(1, 2, 4)), functools.partial(_one_row, place, name)
         )
-    key = ("extend_attention", kind, head)
+    key = ("extend_attention", kind, head_shape(head, True))
     yield Tuned(
         key, variants(key, depth=(32, 64, 128), warps=(4, 8), stages=(2, 3, 5)),
         lambda: [_attention(place, "32 x 128", prompts, head), _attention(place, "1 x 4096", whole, head)],
@@ -162,9 +162,12 @@ def all_tuned(place: Place) -> Iterator[Tuned]:
         key = ("shared_extend", kind, head)
         yield Tuned(
             key, variants(key, depth=(32, 64, 128), parts=(8, 16, 32), stages=(3, 5)),
-            lambda: [
-                _attention(place, "64 after 7000", turn, head), _attention(place, "512 after 7000", behind, head),
-            ],
+            lambda: [_attention(place, "64 after 7000", turn, head)],
+        )  # fmt: skip
+        key = ("shared_extend", kind, head_shape(head, True))
+        yield Tuned(
+            key, variants(key, depth=(32, 64, 128), stages=(3, 5)),
+            lambda: [_attention(place, "512 after 7000", behind, head)],
         )  # fmt: skip
     key = ("few_rows", kind, "")
     depths = (choose(*key).depth,) if kind != HALF else (64, 128, 256)
@@ -177,7 +180,7 @@ def all_tuned(place: Place) -> Iterator[Tuned]:
             yield Tuned(key, _stored_candidates(key), functools.partial(_stored_tiles, place, tile_rows))
         # Values of 8 bits are read byte by byte, or lie widened in shared memory.
         for name, stored in (("e4m3", torch.float8_e4m3fn), ("int8", torch.int8)):
-            key = ("decode_attention", kind_of(place.dtype, stored), head)
+            key = ("decode_attention", kind_of(place.dtype, stored), head_shape(head, True))
             yield Tuned(
                 key, variants(key, depth=(32, 64, 128), widened=(0, 1), warps=(4, 8), stages=(3, 5)),
                 functools.partial(_narrow, place, f"256 x 1024 in {name}", decode, head, stored),

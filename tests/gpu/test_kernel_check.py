@@ -13,6 +13,8 @@ import torch
 
 from executors.contract.errors import ConfigError
 from executors.kernels import triton_build
+from executors.kernels.triton import extend_attention as extend_module
+from executors.kernels.triton.tuning import HALF, choose, trying
 from executors.llm.assembly.parts import device_sampler
 from executors.llm.attention import triton_attention
 from executors.llm.attention.check import fault
@@ -128,6 +130,33 @@ def test_right_attention(changes: dict[str, Any], deterministic: bool) -> None:
     rule = backend.tile_rule
     assert rule.cuts is not deterministic
     assert kernel_check.shared_tiles_fault(backend, model, 16) is None and backend.tile_rule is rule
+
+
+@pytest.mark.long(every=2)
+@pytest.mark.parametrize("name", ["extend_attention", "shared_extend_attention"])
+def test_attention_that_is_wrong_for_many_queries_only_is_named(name: str, tried: Patch) -> None:
+    """Their tiles of keys have another size, which no other step of the check launches."""
+    tried.setattr(extend_module, "_MANY", 1 if DEVICE.type == "cpu" else 4)
+    many = extend_module.many_from(MODEL.num_heads, MODEL.num_kv_heads, MODEL.head_dim, MODEL.dtype)
+    assert many > sum(kernel_check.CHUNKS)
+    right = getattr(triton_attention, name)
+
+    def wrong(q: torch.Tensor, *given: Any, **named: Any) -> Any:
+        found = right(q, *given, **named)
+        if len(q) >= many:
+            found[-1] *= 1.1
+        return found
+
+    backend = TritonAttention(MODEL)
+    checks = kernel_check.attention_fault, kernel_check.shared_tiles_fault
+    key = "extend_attention", HALF, f"{MODEL.head_dim} plain"
+    with trying({key: replace(choose(*key), depth=16)}):
+        assert [check(backend, MODEL, 16) for check in checks] == [None, None]
+        tried.setattr(triton_attention, name, wrong)
+        said = "extend_attention: " if name == "extend_attention" else "extend_attention with shared keys: "
+        check = checks[name != "extend_attention"]
+        assert str(check(backend, MODEL, 16)).startswith(f"{said}{WRONG}")
+    assert check(backend, MODEL, 16) is None, "where many queries are computed as few are, nothing is tried"
 
 
 def test_the_problem_in_e4m3_is_a_right_one() -> None:

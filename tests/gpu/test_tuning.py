@@ -6,20 +6,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from executors.kernels.triton import few_rows, tuning
+from executors.kernels.triton import extend_attention, few_rows, shared_extend, tuning
 from executors.kernels.triton.decode_attention import tuned
-from executors.kernels.triton.extend_attention import rows_per_tile
+from executors.kernels.triton.extend_attention import MASKED, is_plain, rows_per_tile
 from executors.kernels.triton.few_rows import FewRowsWorkspace, cut
 from executors.kernels.triton.lora import splits_of
 from executors.kernels.triton.tuning import E4M3, FLOAT32, HALF, HEADS, INT8, Choice, choose, rows, trying
 from executors.llm.attention.triton_attention import piece_rule
 from executors.llm.kernel_support.kernel_check import MOST_SPLITS, border_lengths
+from executors.llm.memory.kv_cache import KvCache
 from executors.llm.model.caches import KvSpec
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -37,15 +40,18 @@ def test_attention_on_an_h200_has_the_numbers_that_were_measured(
     one = tuned(head, dtype, stored)
     narrow = kind == E4M3 and pad == 128
     usual = max(16, min(64, 16384 // pad if kind != HALF else 4096 // pad))
-    assert one.depth == (128 if narrow else 32 if pad == 256 and kind != HALF else usual)
+    assert one.depth == (128 if narrow and head == pad else 32 if pad == 256 and kind != HALF else usual)
     assert one.widened == narrow
+    assert tuned(head, dtype, stored, 30.0).depth == min(64, one.depth), "a cap takes registers"
     assert (one.warps, one.stages, one.merged) == ((8, 3, 4096) if wide else (4, 5, 8192))
     assert (one.programs, one.least) == (3, 64)
     assert rows_per_tile(2, head) == (64 if head > 128 else 128)
-    many = choose("extend_attention", kind, tuning.head_class(head))
+    assert rows_per_tile(2, head, torch.float32) == (64 if pad > 64 else 128)
+    many = choose("extend_attention", kind, tuning.head_shape(head))
     assert many.depth == ((16 if pad > 64 else 32) if wide else 32 if pad > 128 else 64)
-    assert many.warps == (16 if wide else 8 if pad <= 128 else 4)
-    assert many.stages == (2 if wide or pad > 128 else 5)
+    assert many.warps == (8 if pad == 128 else 16) if wide else many.warps == (8 if pad <= 128 else 4)
+    single = pad == 256 and (wide or (kind == HALF and head < pad))
+    assert many.stages == (1 if single else 2 if wide or pad > 128 else 5)
 
 
 def test_products_on_an_h200_have_the_numbers_that_were_measured() -> None:
@@ -78,7 +84,18 @@ def test_every_architecture_has_every_row(architecture: int) -> None:
     assert found.keys() == rows(tuning.TUNED_ON).keys()
     for head in HEADS:
         # Queries of one dtype have one size of tiles, whatever their keys are stored in.
-        assert len({found["extend_attention", kind, head].rows for kind in (HALF, E4M3, INT8)}) == 1
+        shapes = (head, f"{head} plain", f"{head} filled")
+        assert (
+            len({found["extend_attention", kind, one].rows for kind in (HALF, E4M3, INT8) for one in shapes})
+            == 1
+        )
+        assert len({found["extend_attention", FLOAT32, one].rows for one in shapes}) == 1
+        for kind in (HALF, E4M3, INT8, FLOAT32):
+            rules = {
+                (row.parts, row.least, row.programs)
+                for row in (found["shared_extend", kind, one] for one in shapes)
+            }
+            assert len(rules) == 1, "keys are cut before a launch chooses its row"
     for kind in (HALF, FLOAT32):
         assert found["few_rows", HALF, ""].depth % found["few_rows", kind, ""].depth == 0, (
             "whole steps in a part"
@@ -88,7 +105,10 @@ def test_every_architecture_has_every_row(architecture: int) -> None:
             for size in ("few", "many")
         }
         assert shrinks == {(8, 256), (2, 256)}
-    changed = {key for key in found if found[key] != rows(tuning.TUNED_ON)[key]}
+    named = tuning._ROWS.keys() | tuning._HOPPER.keys()
+    changed = {key for key in named if found[key] != rows(tuning.TUNED_ON)[key]}
+    for kernel, kind, shape in found.keys() - named:
+        assert found[kernel, kind, shape] == found[kernel, kind, int(str(shape).partition(" ")[0])]
     less = tuning.SHARED_KIB.get(architecture, 0) < 148
     wide = {(f"{kernel}_attention", FLOAT32, head) for kernel in ("decode", "extend") for head in (256, 512)}
     stored = {("stored_tile", HALF, size) for size in (16, 32, 64)}
@@ -126,6 +146,88 @@ def test_a_launcher_reads_the_row_and_a_trial_ends() -> None:
         pass
     with pytest.raises(KeyError):
         choose("few_rows", HALF, "many")
+
+
+def test_shape_classes_of_heads() -> None:
+    assert [tuning.head_shape(dim) for dim in (9, 16, 80, 128, 192, 512)] == [
+        "16 filled", 16, "128 filled", 128, "256 filled", 512,
+    ]  # fmt: skip
+    assert tuning.head_shape(128, True) == "128 plain" and tuning.head_shape(112, True) == "128 filled"
+    # A trial of a padded size holds for each class of it that has none of its own.
+    key = "extend_attention", HALF, 128
+    tried, other = replace(choose(*key), depth=16), replace(choose(*key), depth=32)
+    with trying({key: tried, ("extend_attention", HALF, "128 plain"): other}):
+        assert [choose("extend_attention", HALF, shape) for shape in (128, "128 filled", "128 plain")] == [
+            tried, tried, other,
+        ]  # fmt: skip
+
+
+def _plain(tokens: int = 512, heads: int = 16, kv_heads: int = 8, dim: int = 128, **not_plain: Any) -> bool:
+    usual = {"window": None, "softcap": None, "sinks": False}
+    return is_plain(tokens, heads, kv_heads, dim, BF16, **{**usual, **not_plain})
+
+
+def test_prompts_of_plain_heads_take_larger_tiles_of_keys_on_hopper() -> None:
+    for kernel in ("extend_attention", "shared_extend"):
+        assert [choose(kernel, HALF, shape).depth for shape in ("128 plain", 128, "128 filled")] == [
+            128, 64, 64,
+        ]  # fmt: skip
+        assert all(choose(kernel, kind, "128 plain").depth == 64 for kind in (E4M3, INT8))
+        for number in tuning.SHARED_KIB.keys() - {90}:
+            assert rows(number)[kernel, HALF, "128 plain"] == rows(number)[kernel, HALF, 128]
+    # The queries of 512 rows of 16 heads, of 256 rows of 32, fill 64 tiles; one less is few.
+    assert _plain() and not _plain(511) and not _plain(64)
+    assert _plain(256, 32) and not _plain(255, 32) and _plain(64, 128, 16)
+    assert [kv for kv in (2, 4, 8, 16, 32) if _plain(8192, 32, kv)] == [4, 8, 16, 32]
+    assert not _plain(8192, 28, 4), "a group of seven"
+    assert not any(_plain(8192, **one) for one in ({"window": 4096}, {"softcap": 50.0}, {"sinks": True}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "tile"),
+    [
+        ({}, 128), ({"tokens": 255}, 64), ({"window": 4096}, 64), ({"softcap": 50.0}, 64), ({"loop": MASKED}, 64),
+        ({"kv_heads": 2}, 64), ({"dim": 112}, 64), ({"stored": torch.int8}, 64), ({"steady": True}, 64),
+    ],
+)  # fmt: skip
+def test_a_launch_for_many_queries_reads_the_row_for_plain_heads(
+    changes: dict[str, Any], tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`steady`: tiles of one size, whatever is beside a query. Keys that programs share take those, too."""
+    tokens, kv_heads, dim, stored = (
+        changes.get(name, usual)
+        for name, usual in (("tokens", 256), ("kv_heads", 8), ("dim", 128), ("stored", BF16))
+    )
+    how = {name: one for name, one in changes.items() if name in ("window", "softcap", "loop", "steady")}
+    launched: list[int] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *_, TILE, **__: launched.append(TILE)
+
+    monkeypatch.setattr(extend_attention, "_extend_kernel", Kernel())
+    monkeypatch.setattr(shared_extend, "_shared_extend_kernel", Kernel())
+    spec = KvSpec(
+        1,
+        32,
+        kv_heads,
+        dim,
+        BF16,
+        torch.device("cpu"),
+        0.1,
+        None,
+        (None,),
+        None if stored == BF16 else stored,
+    )
+    kv, peaks = KvCache(spec, 1, 16).parts(0)
+    q, ints = torch.empty(tokens, 32, dim, dtype=BF16), torch.zeros(2, 6, dtype=torch.int32)
+    given = (q, kv, q, ints)
+    items = (ints[0], ints[0], ints[0], ints, 0.1)
+    extend_attention.extend_attention(*given, *items, peaks=peaks, **how)
+    if "steady" not in how:
+        workspace = shared_extend.ExtendWorkspace(1, 32, kv_heads, dim, torch.device("cpu"), BF16)
+        shared_extend.shared_extend_attention(*given, ints, *items, workspace, peaks=peaks, **how)
+    assert set(launched) == {tile}
 
 
 def test_programs_are_as_many_as_the_devices_processors() -> None:

@@ -18,7 +18,7 @@ import triton.language as tl
 from executors.kernels.triton.early import launch_next, options, wait_for_last
 from executors.kernels.triton.int8_kv import factors
 from executors.kernels.triton.tile import add_sink, attend_tile
-from executors.kernels.triton.tuning import Choice, choose, head_class, kind_of
+from executors.kernels.triton.tuning import Choice, choose, head_shape, kind_of
 
 MIN_ROWS = 16
 """Rows of the smallest matrix product."""
@@ -160,10 +160,10 @@ class DecodeWorkspace:
         self.arrived = torch.zeros(pieces * kv_heads, dtype=torch.int32, device=device)
 
 
-def tuned(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Choice:
-    """Return the row of the table for heads of `head_dim` and queries of `dtype` over keys of `kv_dtype`. Its `depth`: how many
-    keys a program processes at a time; pieces consist of whole tiles."""
-    return choose("decode_attention", kind_of(dtype, kv_dtype), head_class(head_dim))
+def tuned(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, softcap: float | None = None) -> Choice:
+    """Return the row of the table for heads of `head_dim` and queries of `dtype` over keys of `kv_dtype`; without a cap the
+    loop is plain. Its `depth`: how many keys a program processes at a time; pieces consist of whole tiles."""
+    return choose("decode_attention", kind_of(dtype, kv_dtype), head_shape(head_dim, softcap is None))
 
 
 def decode_attention(
@@ -186,7 +186,7 @@ def decode_attention(
     """
     _, heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape
-    group, tile = heads // kv_heads, tuned(dim, q.dtype, kv.dtype)
+    group, tile = heads // kv_heads, tuned(dim, q.dtype, kv.dtype, softcap)
     pad, group_pad = triton.next_power_of_2(dim), triton.next_power_of_2(group)
     if len(pieces) > workspace.pieces:
         raise ValueError(f"{len(pieces)} pieces, and room for {workspace.pieces}")

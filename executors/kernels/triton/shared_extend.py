@@ -23,10 +23,17 @@ import torch
 import triton
 import triton.language as tl
 
-from executors.kernels.triton.extend_attention import LoopOptions, attend_piece, loop_of, rows_per_tile
+from executors.kernels.triton.extend_attention import (
+    FASTEST,
+    LoopOptions,
+    attend_piece,
+    is_plain,
+    loop_of,
+    rows_per_tile,
+)
 from executors.kernels.triton.int8_kv import factors
 from executors.kernels.triton.tile import LOG2_E, add_sink
-from executors.kernels.triton.tuning import Choice, choose, head_class, kind_of
+from executors.kernels.triton.tuning import Choice, choose, head_shape, kind_of
 
 
 @triton.jit
@@ -167,10 +174,11 @@ def tile_keys(tiles: np.ndarray, q_lens: np.ndarray, pos_offsets: np.ndarray, qu
     return (pos_offsets[item] + np.minimum(begin + queries, q_lens[item])).astype(np.int64)
 
 
-def tuned(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Choice:
+def tuned(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, plain: bool = False) -> Choice:
     """Return the row of the table for heads of `head_dim` and queries of `dtype` over keys of `kv_dtype`. Its `depth`: keys that
-    a program processes at a time, of which pieces consist; `parts` and `least` of a cut; `programs` of a multiprocessor."""
-    return choose("shared_extend", kind_of(dtype, kv_dtype), head_class(head_dim))
+    a program processes at a time; `parts` and `least` of a cut; `programs` of a multiprocessor. Pieces consist of tiles of the
+    row that is not `plain`, see `extend_attention.is_plain`: they are cut before a launch chooses, and may end within a tile."""
+    return choose("shared_extend", kind_of(dtype, kv_dtype), head_shape(head_dim, plain))
 
 
 def shared_extend_attention(
@@ -188,10 +196,13 @@ def shared_extend_attention(
     are not computed, and a tile without any piece is not written. Places of shared tiles' pieces must be less than those that
     `workspace` has room for, which is not checked on the device.
     """
-    _, heads, dim = q.shape
+    tokens, heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape
     group, pad = heads // kv_heads, triton.next_power_of_2(dim)
-    tile = row or tuned(dim, q.dtype, kv.dtype)
+    plain = loop in (None, FASTEST) and is_plain(
+        tokens, heads, kv_heads, dim, q.dtype, window=window, softcap=softcap, sinks=sinks is not None,
+    )  # fmt: skip
+    tile = row or tuned(dim, q.dtype, kv.dtype, plain)
     rows, loop = tile.rows or rows_per_tile(group, dim, q.dtype), loop or loop_of(tile)
     key_peaks, value_peaks, key_factor, value_factor = factors(kv, peaks, kv_scales)
     _shared_extend_kernel[(len(pieces) * kv_heads,)](

@@ -63,6 +63,10 @@ class Choice:
 
 HEADS = (16, 32, 64, 128, 256, 512)
 """Padded head sizes."""
+PLAIN, FILLED = "plain", "filled"
+"""Attention's rows for heads whose loops take fewer registers than others, and more: see `head_shape`. A row that no table has is
+that of the padded size."""
+_ATTENTION = ("decode_attention", "extend_attention", "shared_extend")
 
 # A step that looks up its pages first gets half of the stages as buffers: two of five, so that the next keys and values are
 # loaded while the current ones are multiplied. Tiles are small: on an H200 32 keys of 128 numbers, in place of 64, take 4% less
@@ -109,7 +113,7 @@ _ROWS: dict[Key, Choice] = {
     **{("extend_attention", kind, 256): Choice(warps=4, stages=2, rows=64, depth=32) for kind in (HALF, E4M3)},
     ("extend_attention", INT8, 256): Choice(warps=4, stages=2, rows=64, depth=16),  # with 32 keys it spills
     **{("extend_attention", FLOAT32, head): _WIDE_EXTEND for head in HEADS},
-    ("extend_attention", FLOAT32, 128): replace(_WIDE_EXTEND, depth=16),
+    ("extend_attention", FLOAT32, 128): replace(_WIDE_EXTEND, warps=8, depth=16, rows=64),  # 128 rows spill
     ("extend_attention", FLOAT32, 256): replace(_WIDE_EXTEND, depth=16, rows=64),
     **{("extend_attention", kind, 512): Choice(warps=8, stages=2, rows=64, depth=16) for kind in (HALF, E4M3, INT8)},
     ("extend_attention", FLOAT32, 512): replace(_WIDE_EXTEND, depth=16, rows=32),
@@ -212,7 +216,6 @@ _BLACKWELL: dict[Key, Choice] = {
     },
     ("decode_attention", E4M3, 256): replace(_DECODE, depth=32),
     ("decode_attention", FLOAT32, 256): replace(_WIDE_DECODE, depth=16),
-    ("extend_attention", FLOAT32, 128): replace(_WIDE_EXTEND, warps=8, depth=16, rows=64),
     ("extend_attention", FLOAT32, 256): replace(_WIDE_EXTEND, warps=8, depth=16, rows=32),
     ("extend_attention", FLOAT32, 512): replace(_WIDE_EXTEND, warps=8, depth=16, rows=16),
 }
@@ -232,20 +235,28 @@ _OWN_REGISTERS: dict[Key, Choice] = {
         ("extend_attention", kind, 512): Choice(warps=8, stages=2, rows=32, depth=16)
         for kind in (HALF, E4M3, INT8)
     },
-    ("extend_attention", FLOAT32, 128): replace(_WIDE_EXTEND, warps=8, depth=16, rows=64),
     ("decode_attention", INT8, 64): replace(_DECODE, depth=32),
     ("experts", HALF, "many"): replace(
         _ROWS["experts", HALF, "many"], depth=32
     ),  # those of gpt-oss spill 440 bytes with 64
 }
 # Measured on an H200 on 2026-11-29, microseconds with the row of `_ROWS` and with these, heads of 128: 256 sequences of 1,024
-# keys over e4m3 293 and 249, over int8 331 and 207. The other two rows spilled. Tiles of 128 keys for prompts take 0.89 to 0.95
-# of the time (739 and 691 for 8,192 tokens), but with windows and some groups of heads they spill 8 to 72 bytes.
+# keys over e4m3 293 and 249 (262 with 64 widened keys), over int8 331 and 207. Prompts 739 and 691 (8,192 tokens), 512 tokens
+# behind 32,000 keys 367 and 328, behind 7,000 keys 96 and 91; but 64 tokens behind those 38 and 42. The other rows spilled.
 _HOPPER: dict[Key, Choice] = {
-    ("decode_attention", E4M3, 128): replace(_DECODE, depth=128, widened=1),
+    ("decode_attention", E4M3, "128 plain"): replace(_DECODE, depth=128, widened=1),
+    ("decode_attention", E4M3, 128): replace(
+        _DECODE, widened=1
+    ),  # with a cap 128 keys spill, and where masks fill heads up
     ("decode_attention", INT8, 128): replace(_DECODE, depth=128, widened=1),
     ("decode_attention", E4M3, 256): replace(_DECODE, depth=32),
     ("decode_attention", FLOAT32, 256): replace(_WIDE_DECODE, depth=32),
+    # 226 of 227 KiB, and 248 to 255 registers.
+    ("extend_attention", HALF, "128 plain"): replace(_EXTEND, depth=128),
+    ("shared_extend", HALF, "128 plain"): replace(_SHARED, depth=128),
+    ("extend_attention", HALF, "256 filled"): Choice(warps=4, stages=1, rows=64, depth=32),
+    ("extend_attention", FLOAT32, 256): replace(_WIDE_EXTEND, stages=1, depth=16, rows=64),
+    ("lora_shrink", FLOAT32, "many"): replace(_SHRINK, stages=3, outputs=64, depth=16, parts=2),
 }
 _ARCHITECTURES: dict[int, dict[Key, Choice]] = {
     90: _HOPPER,
@@ -266,7 +277,12 @@ def rows(architecture: int) -> dict[Key, Choice]:
     for most in sorted(_FITTING, reverse=True):
         if room <= most:
             chosen |= _FITTING[most]
-    return chosen | _ARCHITECTURES.get(architecture, {})
+    chosen |= _ARCHITECTURES.get(architecture, {})
+    general = [(key, row) for key, row in chosen.items() if key[0] in _ATTENTION and isinstance(key[2], int)]
+    for (kernel, kind, head), row in general:
+        for form in (PLAIN, FILLED):
+            chosen.setdefault((kernel, kind, f"{head} {form}"), row)
+    return chosen
 
 
 def choose(kernel: str, kind: str, shape: int | str) -> Choice:
@@ -277,14 +293,16 @@ def choose(kernel: str, kind: str, shape: int | str) -> Choice:
 @functools.cache
 def _choose(kernel: str, kind: str, shape: int | str, number: int) -> Choice:
     key = kernel, kind, shape
-    return _trial[key] if key in _trial else rows(number)[key]
+    size, _, form = str(shape).partition(" ")
+    general = (kernel, kind, int(size)) if form in (PLAIN, FILLED) else key
+    return _trial.get(key) or _trial.get(general) or rows(number)[key]
 
 
 @contextlib.contextmanager
 def trying(choices: Mapping[Key, Choice]) -> Iterator[None]:
-    """Within, these rows take precedence. Used to time candidates; what was captured or sized before keeps its own numbers.
-    Raises KeyError for rows that no launcher reads."""
-    if unknown := choices.keys() - _ROWS.keys():
+    """Within, these rows take precedence; that of a padded head size over all rows of that size. Used to time candidates; what
+    was captured or sized before keeps its own numbers. Raises KeyError for rows that no launcher reads."""
+    if unknown := choices.keys() - rows(TUNED_ON).keys():
         raise KeyError(f"no kernel reads {sorted(map(str, unknown))}")
     earlier = dict(_trial)
     _trial.update(choices)
@@ -335,6 +353,14 @@ def processors(device: torch.device) -> int:
 def head_class(head_dim: int) -> int:
     """Return the padded head size: the next power of two, of `HEADS`."""
     return next((head for head in HEADS if head_dim <= head), HEADS[-1])
+
+
+@functools.cache
+def head_shape(head_dim: int, plain: bool = False) -> int | str:
+    """Return the shape class of heads for attention: the padded size, "128 filled" for heads of 65 to 127 numbers, whose loads
+    take masks, or "128 plain" for heads of 128 of which a kernel says that their loop is `plain`."""
+    padded = head_class(head_dim)
+    return f"{padded} {FILLED}" if head_dim != padded else f"{padded} {PLAIN}" if plain else padded
 
 
 def kind_of(dtype: torch.dtype, stored: torch.dtype | None = None) -> str:

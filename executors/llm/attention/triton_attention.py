@@ -50,7 +50,7 @@ def supports(spec: KvSpec) -> bool:
 def piece_rule(spec: KvSpec, processors: int, deterministic: bool) -> PieceRule:
     """Return the rule for cutting this model's keys on a device of `processors` multiprocessors."""
     windows = [window for window in spec.windows if window is not None]
-    tile = tuned(spec.head_dim, spec.dtype, spec.kv_dtype or spec.dtype)
+    tile = tuned(spec.head_dim, spec.dtype, spec.kv_dtype or spec.dtype, spec.softcap)
     return PieceRule(
         max(1, processors * tile.programs // spec.num_kv_heads),
         tile.depth,
@@ -174,9 +174,8 @@ class TritonAttention:
     def bind(self, meta: StepMeta, cache: KvCache) -> TritonAttend:
         """See `PackedAttention`."""
         self.reserve(len(meta.pieces), len(meta.tile_pieces), cache)
-        return TritonAttend(
-            meta, cache, self._workspaces[-1], self._shared[-1] if len(meta.tile_pieces) else None
-        )
+        shared = self._shared[-1] if len(meta.tile_pieces) else None
+        return TritonAttend(meta, cache, self._workspaces[-1], shared, self.deterministic)
 
     def _to_device(self, parts: tuple[np.ndarray, ...], device: torch.device) -> list[torch.Tensor]:
         """Copy the parts to the device as one tensor; return int32 views of the parts' shapes."""
@@ -198,13 +197,16 @@ class TritonAttend:
     """A `PagedAttend`."""
 
     def __init__(
-        self, meta: StepMeta, cache: KvCache, workspace: DecodeWorkspace, shared: ExtendWorkspace | None = None
+        self, meta: StepMeta, cache: KvCache, workspace: DecodeWorkspace, shared: ExtendWorkspace | None = None,
+        steady: bool = False,
     ) -> None:  # fmt: skip
-        """`workspace` has room for at least the step's pieces, and `shared` for those of tiles, if there are any."""
+        """`workspace` has room for at least the step's pieces, and `shared` for those of tiles, if there are any. `steady`: a
+        row's result must not depend on the step."""
         self.meta = meta
         self.cache = cache
         self._workspace = workspace
         self._shared = shared
+        self._steady = steady
 
     def stored(self, layer: int) -> StoredKv:
         """See `PagedAttend`."""
@@ -235,7 +237,7 @@ class TritonAttend:
             extend_attention(
                 q, kv, out, meta.tiles, meta.q_starts, meta.q_lens, meta.pos_offsets, meta.tables, spec.scale,
                 window=spec.windows[layer], softcap=spec.softcap, kv_scales=spec.scales(layer), sinks=sinks,
-                peaks=peaks,
+                peaks=peaks, steady=self._steady,
             )  # fmt: skip
         if meta.num_decodes:
             decode_attention(

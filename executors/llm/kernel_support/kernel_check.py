@@ -35,11 +35,12 @@ from executors.kernels.triton import fp8 as fp8_kernels
 from executors.kernels.triton import stored as stored_kernels
 from executors.kernels.triton.activation import gated
 from executors.kernels.triton.decode_attention import tuned
+from executors.kernels.triton.extend_attention import is_plain, many_from
 from executors.kernels.triton.lora import splits_of
 from executors.kernels.triton.norms import rms_norm
 from executors.kernels.triton.rotary import rotate_and_store
-from executors.kernels.triton.tuning import processors
-from executors.llm.attention.check import CHUNKS, LIMITS, PAST, Problem, verdict
+from executors.kernels.triton.tuning import choose, head_shape, kind_of, processors
+from executors.llm.attention.check import CHUNKS, LIMITS, PAST, Backend, Problem, verdict
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
 from executors.llm.device.table import device_of
@@ -159,10 +160,13 @@ def attention_fault(backend: TritonAttention, spec: KvSpec, block_size: int) -> 
     def in_parts(splits: int) -> float:
         return split_error(backend, borders(), splits)
 
+    def prompts() -> float:
+        return max(problem.step(uncut, chunks), _many_queries(uncut, spec, block_size))
+
     limit = LIMITS[spec.dtype]
     return first_fault(
         {
-            "extend_attention": (lambda: problem.step(uncut, chunks), limit),
+            "extend_attention": (prompts, limit),
             "decode_attention": (decodes, limit),
             **{
                 f"decode_attention in {splits} splits": (
@@ -187,9 +191,24 @@ def shared_tiles_fault(backend: TritonAttention, spec: KvSpec, block_size: int) 
         for pieces, counts in ((2, chunks), (5, chunks), (max(backend.tile_rule.parts, 2), alone)):
             problem.past = past.copy()
             largest = max(largest, problem.step(_TilesIn(backend, pieces), counts))
-        return largest
+        return max(largest, _many_queries(_TilesIn(backend, 2), spec, block_size))
 
     return first_fault({"extend_attention with shared keys": (worst, LIMITS[spec.dtype])})
+
+
+def _many_queries(backend: Backend, spec: KvSpec, block_size: int) -> float:
+    """Return the largest relative error of a prompt and a chunk that are many queries together, behind a border of a tile of keys
+    and before one; 0 where many queries are computed as few are."""
+    heads, kind = (spec.num_heads, spec.num_kv_heads, spec.head_dim), kind_of(spec.dtype, spec.stored_dtype)
+    tokens = many_from(*heads, spec.dtype)
+    window = None if None in spec.windows else max(filter(None, spec.windows))
+    many = is_plain(tokens, *heads, spec.dtype, window=window, softcap=spec.softcap, sinks=spec.sinks)
+    shapes = head_shape(spec.head_dim, many), head_shape(spec.head_dim)
+    kernels = ("extend_attention", "shared_extend")
+    if all(choose(kernel, kind, shapes[0]) == choose(kernel, kind, shapes[1]) for kernel in kernels):
+        return 0.0
+    counts = [tokens, 101]
+    return Problem(spec, block_size, (0, 300), counts).step(backend, counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +232,10 @@ def border_lengths(spec: KvSpec, page: int) -> list[int]:
     """Lengths in tokens of sequences that end at, before and after borders of pages and of the tiles of keys, and of one in
     which each of MOST_SPLITS has a tile of its own."""
     # No tile is larger, and those that are smaller divide it: an end is on a border of theirs as well.
-    tile = max(64 if spec.head_dim > 64 else 128, tuned(spec.head_dim, spec.dtype, spec.stored_dtype).depth)
+    tile = max(
+        64 if spec.head_dim > 64 else 128,
+        tuned(spec.head_dim, spec.dtype, spec.stored_dtype, spec.softcap).depth,
+    )
     borders = {3 * page, 2 * tile}
     return [MOST_SPLITS * tile, 1, *sorted({end + off for end in borders for off in (-1, 0, 1)})]
 

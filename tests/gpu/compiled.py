@@ -1,6 +1,8 @@
 """Compiles all that `launches.py` records, for an H200, and says what came of it. No GPU is needed: Triton brings the assembler.
 
 python -m tests.gpu.compiled [--json FILE] [--jobs 2] [--only PART_OF_A_NAME] [--architecture 89] [--of-each-size]
+
+Exits with 1 where a launch spills more registers than `SPILLED` says.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from tests.gpu.launches import HOPPER, Launch, functions, reached, record
 
 SHARED_LIMIT = 227 * 1024
 """Bytes of shared memory that a program on Hopper may have."""
+SPILLED: dict[tuple[int, str, str], int] = {}
+"""Bytes of registers that launches may spill, by architecture, kernel and case: the list of those that are known to."""
 ATTENTION = ("_split_kernel", "_extend_kernel", "_shared_extend_kernel")
 """Kernels whose products are in a function that they share, of those that steps launch on each architecture."""
 _REGISTERS, _THREADS, _PROGRAMS = 65536, 2048, 32
@@ -150,6 +154,16 @@ def of_each_size(launches: list[Launch]) -> list[Launch]:
     return list(found.values())
 
 
+def spills(found: list[Compiled], architecture: int) -> list[str]:
+    """A line for each launch that spills more bytes than any of its cases may."""
+    return [
+        f"{one.kernel} [{one.types}] spills {one.spilled} bytes for sm_{architecture}: {', '.join(one.cases)}"
+        for one in found
+        if one.spilled
+        > max((SPILLED.get((architecture, one.kernel, case), 0) for case in one.cases), default=0)
+    ]
+
+
 def table(found: list[Compiled]) -> str:
     """A line for each."""
     lines = ["regs spilled  shared  a SM  warps stages ahead  products     s  kernel"]
@@ -165,7 +179,8 @@ def table(found: list[Compiled]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the table; with --json write {"missing": names of functions that no launch reaches, "kernels": [...]}."""
+    """Print the table; with --json write {"missing": names of functions that no launch reaches, "kernels": [...]}. Raises
+    SystemExit with the launches that spill."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--jobs", type=int, default=2)
@@ -184,6 +199,8 @@ def main(arguments: list[str]) -> None:
     if options.json:
         kernels = [asdict(one) for one in found]
         options.json.write_text(json.dumps({"missing": missing, "kernels": kernels}, indent=1), "utf-8")
+    if lines := spills(found, options.architecture):
+        sys.exit("\n".join(lines))
 
 
 if __name__ == "__main__":

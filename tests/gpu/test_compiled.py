@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from executors.kernels.triton.tuning import HALF, HEADS, choose
+from tests.gpu.compiled import HOPPER, Compiled, spills
 
 pytestmark = [pytest.mark.long(full=True), pytest.mark.timeout(900)]
 
@@ -35,7 +36,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Found:
         [sys.executable, "-m", "tests.gpu.compiled", "--json", str(path)],
         capture_output=True, text=True, check=False, env=environment, cwd=Path(__file__).parents[2],
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert path.exists(), done.stderr[-3000:]  # spilled registers are a test of their own
     print(done.stdout)
     found: Found = json.loads(path.read_text("utf-8"))
     return found
@@ -57,13 +58,7 @@ def test_every_launch_compiles_and_fits(compiled: Found) -> None:
 
 
 def test_registers_are_not_spilled(compiled: Found) -> None:
-    """But for a few bytes: where no matrix instruction computes (32 for heads of 128), and where heads are 256 wide or are filled
-    up to that (24 for heads of 192, seven sharing a key, with a window and a cap), or twice as wide."""
-    spilled = [
-        one for one in compiled["kernels"]
-        if one["spilled"] > (32 if wide(one) else 24 if one["constants"].get("DIM_PAD") in (256, 512) else 0)
-    ]  # fmt: skip
-    assert spilled == []
+    assert spills([Compiled(**one) for one in compiled["kernels"]], HOPPER.arch) == []
 
 
 def test_what_comes_next_is_loaded_meanwhile(compiled: Found) -> None:
@@ -79,11 +74,13 @@ def test_what_comes_next_is_loaded_meanwhile(compiled: Found) -> None:
 
 
 def test_splits_are_computed_in_one_wave(compiled: Found) -> None:
-    """As many as `piece_rule` counts on, but for heads of 256 in 8 bits, whose widening takes registers."""
+    """As many as `piece_rule` counts on, but for heads of 256 in 8 bits, whose widening takes registers, and tiles of 128 keys:
+    two of those have room, and are faster for all that."""
     splits = [
         one for one in compiled["kernels"]
         if one["kernel"] == "_split_kernel" and one["products"] != "-"
         and not (one["constants"]["DIM_PAD"] == 256 and {"fp8e4nv", "i8"} & {*one["types"].split()})
+        and one["constants"]["TILE"] < 128
     ]  # fmt: skip
     assert splits
     programs = {head: choose("decode_attention", HALF, head).programs for head in HEADS}
@@ -104,8 +101,9 @@ def test_partial_results_are_seen_by_who_adds_them_up(compiled: Found) -> None:
 def test_matrices_are_multiplied_by_matrix_instructions(compiled: Found) -> None:
     """Hopper's own take 64 rows or more: of stored weights those are outputs, and codes come from registers."""
     products = [
-        one for one in compiled["kernels"] if "PAGE" in one["constants"] or "ROWS" in one["constants"]
-    ]
+        one for one in compiled["kernels"]
+        if ("PAGE" in one["constants"] or "ROWS" in one["constants"]) and "rotary" not in one["kernel"]
+    ]  # fmt: skip
     narrow = [one for one in products if one["products"] != "-"]
     for one in narrow:
         assert one["products"] == (

@@ -1,9 +1,9 @@
 """`rotary.rotate_and_store` for KV in int8 whose heads are wider than 256.
 
 As one product the matrix that turns a head of 512 takes a megabyte of fp32, four times the memory that a program shares, and the
-heads more registers than there are. It is a product of two of 32 and 16 (Sylvester), so that a head, seen as 32 rows of 16
-numbers, is turned along its rows and then along its columns: a tenth of the multiplications, and matrices of 5 KiB. To be seen so
-a head lies in a tile in its own order, and each number is loaded with the one that it is rotated with.
+heads more registers than there are. It is a product of two, of 32 and of 16 (Sylvester): a head, seen as 32 rows of 16
+numbers, is turned along its rows and then along its columns, with a tenth of the multiplications and matrices of 5 KiB. To be seen
+so a head lies in a tile in its own order, and each number is loaded with the one that it is rotated with.
 
 A program takes `outputs` heads of a token, of queries, keys or values: all heads of a token would not fit into registers.
 """
@@ -22,29 +22,22 @@ FROM = 257
 """Smallest head size in elements that is computed here."""
 _LEAST = tl.constexpr(16)
 """Rows and columns of a matrix instruction."""
-_MOST = tl.constexpr(128)
-"""Largest matrix that is multiplied whole: 64 KiB in fp32."""
 
 
 @triton.jit
 def turned(x, ROWS: tl.constexpr, DIM_PAD: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr):
-    """Return `x` [ROWS, DIM_PAD], fp32, each block of SIZE numbers multiplied by Sylvester's matrix divided by sqrt(SIZE). A SIZE
-    of more than 128 is DIM_PAD."""
-    if SIZE <= _MOST:
-        WIDTH: tl.constexpr = max(SIZE, _LEAST)
-        inner = tl.arange(0, WIDTH)
-        parts = tl.reshape(x, (ROWS * DIM_PAD // WIDTH, WIDTH))
-        whole = tl.dot(parts, hadamard(inner, inner, SIZE), input_precision=PRECISION)
-    else:
-        COUNT: tl.constexpr = SIZE // _LEAST
-        near, far = tl.arange(0, _LEAST), tl.arange(0, COUNT)
-        parts = tl.reshape(x, (ROWS * COUNT, _LEAST))
-        parts = tl.dot(parts, hadamard(near, near, _LEAST), input_precision=PRECISION)
+    """Return `x` [ROWS, DIM_PAD], fp32, each block of SIZE numbers multiplied by Sylvester's matrix divided by sqrt(SIZE).
+    DIM_PAD is 256 or more."""
+    COUNT: tl.constexpr = DIM_PAD // _LEAST
+    near, far = tl.arange(0, _LEAST), tl.arange(0, COUNT)
+    parts = tl.reshape(x, (ROWS * COUNT, _LEAST))
+    parts = tl.dot(parts, hadamard(near, near, min(SIZE, _LEAST)), input_precision=PRECISION)
+    if SIZE > _LEAST:
         parts = tl.permute(tl.reshape(parts, (ROWS, COUNT, _LEAST)), (0, 2, 1))
         parts = tl.reshape(parts, (ROWS * _LEAST, COUNT))
-        parts = tl.dot(parts, hadamard(far, far, COUNT), input_precision=PRECISION)
-        whole = tl.permute(tl.reshape(parts, (ROWS, _LEAST, COUNT)), (0, 2, 1))
-    return tl.reshape(whole, (ROWS, DIM_PAD))
+        parts = tl.dot(parts, hadamard(far, far, SIZE // _LEAST), input_precision=PRECISION)
+        parts = tl.permute(tl.reshape(parts, (ROWS, _LEAST, COUNT)), (0, 2, 1))
+    return tl.reshape(parts, (ROWS, DIM_PAD))
 
 
 @triton.jit
@@ -133,8 +126,7 @@ def store_wide(
     _, num_heads, dim = q.shape
     _, _, kv_heads, page, _ = kv.shape
     row = choose("rotary", "", "wide")
-    # Four rows of 512 numbers are a tile's least rows of 128.
-    rows = max(4, min(row.outputs, triton.next_power_of_2(max(num_heads, kv_heads))))
+    rows = min(row.outputs, triton.next_power_of_2(max(num_heads, kv_heads)))
     programs = triton.cdiv(num_heads, rows) + 2 * triton.cdiv(kv_heads, rows)
     _wide_rotary_kernel[(len(qkv), programs)](
         qkv, q, kv[0], kv[1], peaks[0], peaks[1], cells, positions, table, norms, query_factors, eps,

@@ -48,10 +48,10 @@ def test_attention_on_an_h200_has_the_numbers_that_were_measured(
     assert rows_per_tile(2, head) == (64 if head > 128 else 128)
     assert rows_per_tile(2, head, torch.float32) == (64 if pad > 64 else 128)
     many = choose("extend_attention", kind, tuning.head_shape(head))
-    assert many.depth == ((16 if pad > 64 else 32) if wide else 32 if pad > 128 else 64)
+    narrowed = kind == HALF and 128 < head < pad  # with 32 keys they spill
+    assert many.depth == ((16 if pad > 64 else 32) if wide else 16 if narrowed else 32 if pad > 128 else 64)
     assert many.warps == (8 if pad == 128 else 16) if wide else many.warps == (8 if pad <= 128 else 4)
-    single = pad == 256 and (wide or (kind == HALF and head < pad))
-    assert many.stages == (1 if single else 2 if wide or pad > 128 else 5)
+    assert many.stages == (1 if wide and pad == 256 else 2 if wide or pad > 128 else 5)
 
 
 def test_products_on_an_h200_have_the_numbers_that_were_measured() -> None:
@@ -174,7 +174,7 @@ def test_prompts_of_plain_heads_take_larger_tiles_of_keys_on_hopper() -> None:
         ]  # fmt: skip
         assert all(choose(kernel, kind, "128 plain").depth == 64 for kind in (E4M3, INT8))
         for number in tuning.SHARED_KIB.keys() - {90}:
-            assert rows(number)[kernel, HALF, "128 plain"] == rows(number)[kernel, HALF, 128]
+            assert rows(number)[kernel, HALF, "128 plain"].depth <= 64
     # The queries of 512 rows of 16 heads, of 256 rows of 32, fill 64 tiles; one less is few.
     assert _plain() and not _plain(511) and not _plain(64)
     assert _plain(256, 32) and not _plain(255, 32) and _plain(64, 128, 16)

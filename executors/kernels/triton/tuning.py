@@ -227,6 +227,9 @@ _OWN_REGISTERS: dict[Key, Choice] = {
     ("shared_extend", INT8, 128): replace(_SHARED, depth=16),
     ("shared_extend", INT8, 256): replace(_SHARED, stages=3, depth=16),
     ("shared_extend", INT8, 64): replace(_SHARED, depth=32),
+    # Plain ones have room for 64 keys; with a window they spill 64 bytes.
+    ("extend_attention", HALF, 128): replace(_EXTEND, depth=32),
+    ("extend_attention", HALF, "128 plain"): _EXTEND,
     ("extend_attention", INT8, 64): replace(_EXTEND, depth=32),
     ("extend_attention", INT8, 128): replace(_EXTEND, depth=16),
     ("extend_attention", HALF, 256): Choice(warps=8, stages=2, rows=64, depth=32),
@@ -254,7 +257,7 @@ _HOPPER: dict[Key, Choice] = {
     # 226 of 227 KiB, and 248 to 255 registers.
     ("extend_attention", HALF, "128 plain"): replace(_EXTEND, depth=128),
     ("shared_extend", HALF, "128 plain"): replace(_SHARED, depth=128),
-    ("extend_attention", HALF, "256 filled"): Choice(warps=4, stages=1, rows=64, depth=32),
+    ("extend_attention", HALF, "256 filled"): Choice(warps=4, stages=2, rows=64, depth=16),
     ("extend_attention", FLOAT32, 256): replace(_WIDE_EXTEND, stages=1, depth=16, rows=64),
     ("lora_shrink", FLOAT32, "many"): replace(_SHRINK, stages=3, outputs=64, depth=16, parts=2),
 }

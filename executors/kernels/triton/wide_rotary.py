@@ -2,8 +2,8 @@
 
 As one product the matrix that turns a head of 512 takes a megabyte of fp32, four times the memory that a program shares, and the
 heads more registers than there are. It is a product of two, of 32 and of 16 (Sylvester): a head, seen as 32 rows of 16
-numbers, is turned along its rows and then along its columns, with a tenth of the multiplications and matrices of 5 KiB. To be seen
-so a head lies in a tile in its own order, and each number is loaded with the one that it is rotated with.
+numbers, is turned along its rows and then along its columns, with a tenth of the multiplications and matrices of 5 KiB. To be
+seen so a head lies in a tile in its own order, and each number is loaded with the one that it is rotated with.
 
 A program takes `outputs` heads of a token, of queries, keys or values: all heads of a token would not fit into registers.
 """

@@ -73,6 +73,7 @@ ROWS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "experts": (),
     "fp8": (),
     "lora": (),
+    "wide_rotary": (),
 }  # fmt: skip
 """By file: a title, and the name of the record's row. Without rows: the part does not time these kernels."""
 

@@ -17,7 +17,6 @@ from executors.contract import (
     ExecutorMemoryUsage,
     Int32Array,
     ModelInfo,
-    OutOfMemory,
     Pace,
     PrefillInput,
     ProgressCallback,
@@ -26,6 +25,7 @@ from executors.contract import (
     Tensor,
     UnifiedBatch,
 )
+from executors.contract.faults import no_memory
 from executors.kernels.cpu import kernels_in_use
 from executors.llm.device.base import Device
 from executors.llm.device.table import kinds_here
@@ -181,7 +181,9 @@ class ExecutorRuntime:
             )
             if self.pace is not None and self.companion is not None:
                 self.pace = replace(self.pace, draft_steps=self._draft_pace(self.companion, config))
-        except OutOfMemory:
+        except Exception as error:
+            if no_memory(error) is None:
+                raise
             self.pace = None
         self.unified.forget_trials()
         self.runner.forwards = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 
 from executors.contract import OutOfMemory
 from executors.contract.batch import UnifiedBatch
@@ -125,9 +126,12 @@ async def test_answers_are_those_of_an_executor_that_measured_nothing(qwen3, mon
     assert await answer() == measured
 
 
-async def test_want_of_memory_for_it_is_no_reason_not_to_start(qwen3, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "error", [OutOfMemory("none is left"), torch.OutOfMemoryError("CUDA out of memory"), MemoryError("none")]
+)
+async def test_want_of_memory_for_it_is_no_reason_not_to_start(qwen3, error, monkeypatch) -> None:
     def none(self: ExecutorRuntime, batch: UnifiedBatch) -> None:
-        raise OutOfMemory("none is left")
+        raise error
 
     monkeypatch.setattr(ExecutorRuntime, "run_alone", none)
     executor = await start(qwen3)

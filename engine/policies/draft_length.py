@@ -109,7 +109,8 @@ class _StepTimes:
 
 
 class DraftLengths:
-    """See the module. Without the executor's pace every draft is verified: there is nothing to weigh it against."""
+    """See the module. Without the executor's pace every draft is verified: there is nothing to weigh it against. Where steps
+    overlap they rest then, too, while there are none."""
 
     def __init__(self, most: int, from_model: bool) -> None:
         """`most`: drafts of a sequence in a step. `from_model`: whether a draft model makes them, which costs time of its own."""
@@ -135,10 +136,11 @@ class DraftLengths:
         """The executor's pace, after its warmup; `overlaps`: whether steps without drafts are launched ahead of their tokens;
         `room`: most drafts of a step, of all sequences."""
         self._room = room
+        if overlaps:
+            self._rests = DraftRests()
         if pace is None:
             return
         if overlaps:
-            self._rests = DraftRests()
             self._ahead = _StepTimes(pace.decode_steps, pace.prompt_token)
         self._verify = _StepTimes(pace.decode_steps, pace.prompt_token)
         if self.from_model and pace.draft_steps:
@@ -159,8 +161,9 @@ class DraftLengths:
         for seq, token_ids in proposals:
             self._judge(seq, token_ids)
         if self._verify is None:
-            return self._cut(proposals, [len(token_ids) for _, token_ids in proposals])
-        parts = self._worth(num_seqs, proposals)
+            parts = self._cut(proposals, [len(token_ids) for _, token_ids in proposals])
+        else:
+            parts = self._worth(num_seqs, proposals)
         if self._rests is not None and num_seqs and (is_settled or any(parts)):
             self._rests.decided(num_seqs, any(parts))
         return parts
@@ -200,9 +203,11 @@ class DraftLengths:
 
     def could_pay(self, num_seqs: int) -> bool:
         """Whether drafts pay in a batch of `num_seqs` if nearly all are right. If not, nothing is to be spent on them."""
+        if num_seqs and self._rests is not None and self._rests.resting(num_seqs):
+            return False
         if self._verify is None:
             return True
-        if not num_seqs or (self._rests is not None and self._rests.resting(num_seqs)):
+        if not num_seqs:
             return False
         entry = self._hopes.get(num_seqs)
         if entry is None or self._step - entry[0] >= _PLAIN_EVERY:

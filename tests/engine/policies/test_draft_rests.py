@@ -146,3 +146,22 @@ def test_a_prompt_that_the_drafter_still_reads_begins_no_rest(is_settled: bool) 
         lengths.verified(1, [(seq, [])], is_settled)
         lengths.step_landed()
     assert lengths.could_pay(1) is not is_settled
+
+
+def test_without_a_pace_batches_are_whole_and_rest_without_drafts() -> None:
+    """Nothing says then whether drafts pay, but whether there are any is seen."""
+    lengths = DraftLengths(MOST, False)
+    lengths.expect(None, overlaps=True)
+    assert lengths.overlaps
+    seq, rested = Sequence(1, request([1, 2, 3], 50), Mailbox(), 0), list[bool]()
+    for guesses in ([], [5] * MOST):
+        rested.append(False)
+        for _ in range(24):
+            if lengths.could_pay(1):
+                assert lengths.verified(1, [(seq, guesses)]) == [guesses]
+            else:
+                rested[-1] = True
+            lengths.step_landed()
+        for _ in range(draft_rests._LONGEST):  # a rest that has begun ends
+            lengths.step_landed()
+    assert rested == [True, False]

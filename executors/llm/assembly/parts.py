@@ -134,6 +134,11 @@ class Assembly:
         model, pipeline = draft.model, runtime.unified
         states, launched, layout = pipeline.states, pipeline.launched, runtime.plan.layout
         length = min(draft.info.max_model_len, runtime.info.max_model_len)
+        if launched is None and self.device.launches:
+            raise ConfigError(
+                f"draft_model: models of {type(runtime.source.model).__name__} are not launched on {self.device.name}, "
+                "which drafts follow; take drafts from n-grams"
+            )
         if isinstance(model, PreparedModel):
             model.prepare(length)
         runner = self._runner(model, draft_layout(layout, kv_group(model)))

@@ -7,25 +7,34 @@ A drafting begins when the tokens of its step are known. All of its forwards are
 token pool, and the host reads them together. Prompts are known before: they are queued behind the step that has them.
 
 Behind a step that was launched meanwhile nothing is drafted: the tokens would wait for that step's end, and it may have the same
-sequences, or blocks that they have lost. No drafts are always an answer. Work on the device is in the order in which it was
-queued, so the rest needs no further care.
+sequences, or blocks that they have lost. No drafts are always an answer, where the device has no memory for a forward, too: the
+step's own tokens are there. Work on the device is in the order in which it was queued, so the rest needs no further care.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from executors.contract.batch import Drafts, UnifiedBatch, UnifiedOutput
+from executors.contract.faults import no_memory
+from executors.llm.memory.paged_kv import copied_pairs
 from executors.llm.spec.base import ModelSide, drafts_of
 from executors.llm.spec.companion import Ahead, DraftCompanion, Wish
 from executors.llm.spec.device_forwards import DraftForwards
 from executors.llm.step.launched.pending_step import PendingDeviceStep
 from executors.llm.step.pending_steps import PendingStep
 from executors.llm.step_arrays import StepArrays
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class DeviceDraftCompanion(DraftCompanion):
@@ -42,6 +51,7 @@ class DeviceDraftCompanion(DraftCompanion):
         slots = model.slots.num_slots
         self._since = np.zeros(slots, np.int64)
         """By slot: the first step that its sequence may be in."""
+        self._is_trial = False
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -73,6 +83,35 @@ class DeviceDraftCompanion(DraftCompanion):
         slots, positions = batch.slots[items], first[items] + place
         there = self._since[slots] <= launch
         self._history[slots[there], positions[there]] = output.token_ids[there]
+
+    def _copy_blocks(self, batch: UnifiedBatch) -> np.ndarray:
+        """See `PagedCompanion`. A block that could not be copied holds nothing."""
+        pairs = self._with_memory(lambda: super(DeviceDraftCompanion, self)._copy_blocks(batch))
+        if pairs is None:
+            pairs = copied_pairs(batch.block_copies, self._group)
+            self._filled[pairs[:, 1]] = 0
+            return pairs[:0]
+        return pairs
+
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[None]:
+        """See `Follower`."""
+        self._is_trial = True
+        try:
+            yield
+        finally:
+            self._is_trial = False
+
+    def _with_memory(self, queue: Callable[[], T]) -> T | None:
+        """Return the result of `queue`, None if there was no memory for it. The step behind which it is queued was launched
+        already: it is not to fail, for its tokens are recorded, and a smaller step would not need less."""
+        try:
+            return queue()
+        except Exception as error:
+            if self._is_trial or (why := no_memory(error)) is None:
+                raise
+            _log.warning("no memory for a draft model's forward: %s", why)
+            return None
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -115,28 +154,33 @@ class DeviceDraftCompanion(DraftCompanion):
         wishes = self._wishes(batch, np.array(items, np.int64), output.num_tokens)
         if not wishes:
             return None
-        drafting = QueuedDrafting(launch, len(batch), wishes, began, [self._first_round(wishes)])
-        for place in range(1, max(wish.count for wish in wishes)):
-            drafting.rounds.append(self._next_round([wish for wish in wishes if wish.count > place], place))
-        return drafting
+        rounds, queued = list[PendingDeviceStep](), self._first_round(wishes)
+        while queued is not None:
+            rounds.append(queued)
+            left = [wish for wish in wishes if wish.count > len(rounds)]
+            queued = self._next_round(left, len(rounds)) if left else None
+        return QueuedDrafting(launch, len(batch), wishes, began, rounds) if rounds else None
 
-    def _first_round(self, wishes: list[Wish]) -> PendingDeviceStep:
-        """Queue the forward of what is missing; it gives the first draft of those that get some."""
-        lens = np.array([wish.end - wish.begin for wish in wishes])
+    def _first_round(self, wishes: list[Wish]) -> PendingDeviceStep | None:
+        """Queue the forward of what is missing; it gives the first draft of those that get some. None without memory for it."""
+        slots, begins = (np.array([getattr(wish, name) for wish in wishes]) for name in ("slot", "begin"))
+        lens = np.array([wish.end for wish in wishes]) - begins
         tokens = np.concatenate([self._history[wish.slot, wish.begin : wish.end] for wish in wishes])
-        for wish in wishes:
-            self._fill(self._blocks_of(wish.slot), wish.begin, wish.end)
-        return self.forwards.send(
-            np.array([wish.slot for wish in wishes]), lens, np.array([wish.begin for wish in wishes]), tokens,
-            np.array([wish.count > 0 for wish in wishes]),
-        )  # fmt: skip
+        sampled = np.array([wish.count > 0 for wish in wishes])
+        queued = self._with_memory(lambda: self.forwards.send(slots, lens, begins, tokens, sampled))
+        if queued is not None:
+            for wish in wishes:
+                self._fill(self._blocks_of(wish.slot), wish.begin, wish.end)
+        return queued
 
-    def _next_round(self, wishes: list[Wish], place: int) -> PendingDeviceStep:
-        """Queue the forward of the drafts at that place, which the forward before has put into the pool."""
+    def _next_round(self, wishes: list[Wish], place: int) -> PendingDeviceStep | None:
+        """Queue the forward of the drafts at that place, which the forward before has put into the pool. None as above."""
         ones = np.ones(len(wishes), np.int64)
         offsets = np.array([wish.num_known + place - 1 for wish in wishes])
         slots = np.array([wish.slot for wish in wishes])
-        return self.forwards.send(slots, ones, offsets, 0 * ones, ones > 0, pending=True)
+        return self._with_memory(
+            lambda: self.forwards.send(slots, ones, offsets, 0 * ones, ones > 0, pending=True)
+        )
 
     def end(self, drafting: QueuedDrafting) -> Drafts:
         """Read the drafts; waits for them."""
@@ -151,7 +195,9 @@ class DeviceDraftCompanion(DraftCompanion):
                     drafts[wish.item].append(int(output.token_ids[end - 1]))
         for wish in drafting.wishes:
             if wish.count and self._is_as_in(drafting.launch, wish.slot):
-                self._ahead[wish.slot] = Ahead(wish.num_known, drafts[wish.item][: wish.count - 1])
+                # The KV of what the last forward gave is not computed. Fewer are queued where memory is short.
+                computed = min(wish.count, len(drafting.rounds)) - 1
+                self._ahead[wish.slot] = Ahead(wish.num_known, drafts[wish.item][:computed])
         return drafts_of(
             drafting.num_items, drafts, len(drafting.rounds), time.perf_counter() - drafting.began
         )

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -123,6 +123,9 @@ class Follower(Protocol):
 
     def follow(self, batch: UnifiedBatch, step: PendingStep) -> PendingStep:
         """Return the step with drafts in its output."""
+
+    def trial(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which want of memory for drafts is an error, as in steps that tell how much memory they need."""
 
 
 @dataclass(slots=True)
@@ -243,12 +246,17 @@ class StepPipeline:
 
     # -- before the executor serves, and between steps -------------------------------------------------------------------
 
-    def trial(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[None]:
         """Return a context for steps that are tried out before the executor serves."""
-        if self.launched is not None:
-            return self.launched.trial()
-        states = self.runner.states
-        return contextlib.nullcontext() if states is None else states.trusting()
+        with contextlib.ExitStack() as parts:
+            if self.launched is not None:
+                parts.enter_context(self.launched.trial())
+            elif self.runner.states is not None:
+                parts.enter_context(self.runner.states.trusting())
+            if self.follower is not None:
+                parts.enter_context(self.follower.trial())
+            yield
 
     def forget_trials(self) -> None:
         """Forget what was learned from steps that were tried out."""

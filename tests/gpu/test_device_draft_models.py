@@ -48,10 +48,13 @@ from executors.testing.conformance import run_case
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tests.engine import harness
 from tests.executors.checkpoints import write_checkpoint
+from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.devices import Device
 from tests.executors.llm.spec import test_companion as on_cpu
 from tests.gpu import draft_agreement
 from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
+from tests.gpu.test_device_grammars import GRAMMARS
+from tests.gpu.test_device_loras import OnDevice, adapters_of
 from tests.gpu.test_device_windows import GEMMA2, WINDOWED
 from tests.gpu.test_executor import GEMMA4
 from tests.gpu.workloads import HOSTED, PLAIN, SHAPED, SMALL
@@ -474,6 +477,72 @@ async def test_a_draft_that_is_not_finite_ends_the_drafts(
     seq = driver.add([5, 6, 7], GREEDY)
     await driver.step(Feed(seq, num_drafts=4))
     assert len(drafts_of(seq)) == 1 and len(calls) == 5
+
+
+@pytest.mark.parametrize("captures", [False, True])
+async def test_beside_grammars_logprobs_and_penalties(tmp_path: Path, captures: bool) -> None:
+    """A step that waits for a mask has its prompts read between its forward and its sampler."""
+    path = write_tokenizer(write_checkpoint(tmp_path, VARIED), 200)
+    asked = list[tuple[list[int], SamplingParams, dict[str, Any]]]()
+    for number in range(10):
+        sampling = (*PLAIN, *SHAPED[:2], replace(PLAIN[0], logprobs=2))[number % 6]
+        options: dict[str, Any] = {"grammar": one} if (one := GRAMMARS[number % len(GRAMMARS)]) else {}
+        asked.append(([3 + (7 * i + number) % 190 for i in range(5 + 9 * (number % 3))], sampling, options))
+    heard = []
+    for executor in (LlmExecutor.from_config(settings(path, None)), await faked(path, path, captures)):
+        drafting = isinstance(executor, FakeDeviceExecutor)
+        driver = Driver(executor) if drafting else await Driver.start(executor)
+        waiting, live, done = list(asked), list[DrivenSequence](), list[DrivenSequence]()
+        while waiting or live:
+            if waiting and len(live) < 5:
+                prompt, sampling, options = waiting.pop(0)
+                live.append(driver.add(prompt, sampling, **options))
+            await driver.step(
+                *(
+                    Feed(seq, drafts=drafts_of(seq) if seq.outputs else (), num_drafts=3 * drafting)
+                    for seq in live
+                )
+            )
+            for seq in [one for one in live if len(one.output) >= 12 or not one.outputs[-1].tokens]:  # type: ignore[union-attr]
+                driver.release(seq)
+                live.remove(seq)
+                done.append(seq)
+        done.sort(key=lambda one: one.seq_id)
+        heard.append([(seq.output[:12], [one.logprob for one in seq.samples[:12]]) for seq in done])
+    for (tokens, logprobs), (expected, theirs) in zip(heard[1], heard[0], strict=True):
+        assert tokens == expected
+        assert [one is None for one in logprobs] == [one is None for one in theirs]
+        assert [one or 0.0 for one in logprobs] == pytest.approx([one or 0.0 for one in theirs], abs=1e-4)
+    assert not executor._ready().unified.launched.host_steps.counts  # type: ignore[union-attr]
+
+
+async def test_beside_adapters(path: Path, tmp_path: Path) -> None:
+    """The draft model has none: its drafts for rows with adapters are those of the model alone."""
+    packed, _ = adapters_of(path, tmp_path, (4, 2))
+    prompts = [[3 + (7 * i + number) % 190 for i in range(20)] for number in range(3)]
+    heard = []
+    for draft in (None, path):
+        given = settings(path, draft)
+        executor = OnDevice.from_config(
+            replace(given, optimization=replace(given.optimization, max_loras=3, max_lora_rank=8))
+        )
+        executor.device = FakeDevice(captures=False)
+        driver = await Driver.start(executor)
+        for number, one in enumerate(packed):
+            await executor.load_adapter(f"a{number}", str(one.path), one.digest)
+        named = zip(prompts, (None, "a0", "a1"), strict=True)
+        seqs = [driver.add(prompt, PLAIN[1], adapter=adapter) for prompt, adapter in named]
+        accepted = 0
+        while min(len(seq.output) for seq in seqs) < 12:
+            feeds = []
+            for seq in seqs:
+                drafts = drafts_of(seq) if seq.outputs else []
+                feeds.append(Feed(seq, drafts=drafts, num_drafts=3 if draft else 0))
+            before = len(seqs[0].output)
+            await driver.step(*feeds)
+            accepted += len(seqs[0].output) - before == 4
+        heard.append([seq.output[:12] for seq in seqs])
+    assert heard[0] == heard[1] and accepted >= 2
 
 
 # -- memory that is short, devices that are lost -----------------------------------------------------------------------------

@@ -734,6 +734,17 @@ async def test_more_drafts_than_buffers(path: Path) -> None:
     assert drafts_of(seq) == truth[1:21]
 
 
+async def test_graphs_of_a_draft_model_alone_have_reserved_memory(tmp_path: Path) -> None:
+    """A model that attends by inputs that are not packed has no graphs, and reserves nothing."""
+    model = write_checkpoint(tmp_path / "model", GEMMA4)
+    draft = write_checkpoint(tmp_path / "draft", {**VARIED, "vocab_size": GEMMA4["vocab_size"]})
+    executor = await faked(model, draft, captures=True)
+    device = executor.device
+    assert isinstance(device, FakeDevice) and executor.launched.graphs is None and device.graphs
+    loaded = executor._ready().draft
+    assert loaded is not None and device.reserved > 256 * loaded.activation_bytes_per_token
+
+
 async def test_a_model_whose_steps_are_not_launched_has_none(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ from executors.llm.spec.device_forwards import DraftForwards
 from executors.llm.spec.mtp import MtpCompanion
 from executors.llm.step.direct import DirectRunner
 from executors.llm.step.intake import HostIntake
+from executors.llm.step.launched.captures import StepCaptures
 from executors.llm.step.launched.graphs import MIXED_TOKENS, LaunchLimits, affordable
 from executors.llm.step.launched.inputs import StepShape
 from executors.llm.step.launched.steps import LaunchedSteps
@@ -188,6 +189,8 @@ class Assembly:
         )
         with torch.inference_mode():
             forwards.program.logits(torch.zeros(1, draft.info.hidden_size, dtype=dtype, device=runner.device))
+        if launched.graphs is None:  # the model's would have reserved memory for both
+            self._reserve(forwards.captures, draft.model, draft.activation_bytes_per_token)
         launched.capture_beside(forwards.captures)
         if self.rehearsals is not None and _rehearsed(draft.model):
             self.rehearsals.compile("steps of the draft model", forwards.captures.rehearse)
@@ -306,25 +309,26 @@ class Assembly:
         self, states: SequenceStates, runner: ModelRunner, steps: StepDevice, sampler: DeviceSampler
     ) -> LaunchedSteps:
         """Make what launches steps on a device."""
-        width = states.logits_width
         launched = LaunchedSteps(states, runner, steps, sampler, self._limits(), self.memory, self.report)
-        if launched.graphs is not None:
-            # Logits in float32 beside what a forward takes, unless they go where they stay.
-            logits = 0 if getattr(runner.model, "writes_logits", False) else 4 * width
-
-            each = self.source.activation_bytes_per_token
-            if self.draft is not None:  # its graphs use the same memory
-                each = max(each, self.draft.activation_bytes_per_token)
-
-            def num_bytes(shape: StepShape) -> int:
-                return shape.tokens * each + shape.samples * logits
-
-            launched.graphs.shapes = affordable(
-                launched.graphs.shapes, num_bytes, _graph_share(self.device.memory)
-            )
-            # The largest take it all; others are cut from the same memory.
-            launched.captures.reserve(max(map(num_bytes, launched.graphs.shapes)))
+        each = self.source.activation_bytes_per_token
+        if self.draft is not None:  # its graphs use the same memory
+            each = max(each, self.draft.activation_bytes_per_token)
+        self._reserve(launched.captures, runner.model, each)
         return launched
+
+    def _reserve(self, captures: StepCaptures, model: DecoderOnlyLLM, each: int) -> None:
+        """Reserve memory for graphs of steps that take `each` bytes a token; those that would take too much are left out."""
+        if (graphs := captures.graphs) is None:
+            return
+        # Logits in float32 beside what a forward takes, unless they go where they stay.
+        logits = 0 if getattr(model, "writes_logits", False) else 4 * self.source.info.logits_width
+
+        def num_bytes(shape: StepShape) -> int:
+            return shape.tokens * each + shape.samples * logits
+
+        graphs.shapes = affordable(graphs.shapes, num_bytes, _graph_share(self.device.memory))
+        # The largest take it all; others are cut from the same memory.
+        captures.reserve(max(map(num_bytes, graphs.shapes)))
 
     def _limits(self) -> LaunchLimits:
         """Sizes for which launched steps take memory."""

@@ -239,6 +239,10 @@ _OWN_REGISTERS: dict[Key, Choice] = {
         for kind in (HALF, E4M3, INT8)
     },
     ("decode_attention", INT8, 64): replace(_DECODE, depth=32),
+    # With two programs those of Q4_K and Q6_K that share their depth spill 8 and 16 bytes.
+    ("stored_tile", HALF, 64): replace(
+        _ROWS["stored_tile", HALF, 64], warps=8, stages=3, outputs=128, depth=256, programs=1
+    ),
     ("experts", HALF, "many"): replace(
         _ROWS["experts", HALF, "many"], depth=32
     ),  # those of gpt-oss spill 440 bytes with 64

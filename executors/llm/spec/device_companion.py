@@ -157,8 +157,8 @@ class DeviceDraftCompanion(DraftCompanion):
         rounds, queued = list[PendingDeviceStep](), self._first_round(wishes)
         while queued is not None:
             rounds.append(queued)
-            left = [wish for wish in wishes if wish.count > len(rounds)]
-            queued = self._next_round(left, len(rounds)) if left else None
+            further = [wish for wish in wishes if wish.count > len(rounds)]
+            queued = self._next_round(further, len(rounds)) if further else None
         return QueuedDrafting(launch, len(batch), wishes, began, rounds) if rounds else None
 
     def _first_round(self, wishes: list[Wish]) -> PendingDeviceStep | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -101,6 +101,13 @@ async def read(mailbox: Mailbox, key: int = 0) -> TokenDelta:
     while whole.finish_reason is None:
         whole.merge((await mailbox.take())[key])
     return whole
+
+
+async def read_all(mailboxes: Sequence[Mailbox], first: TokenDelta) -> list[TokenDelta]:
+    """As `read` of each; `first` was taken from the first mailbox before."""
+    texts = [await read(mailbox) for mailbox in mailboxes]
+    texts[0].tokens[:0] = first.tokens
+    return texts
 
 
 async def run(core: EngineCore, asked: Request) -> tuple[list[int], FinishReason | None]:

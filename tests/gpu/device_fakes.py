@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from executors.contract import UnifiedBatch, UnifiedOutput
+from executors.contract import ExecutorConfig, UnifiedBatch, UnifiedOutput
 from executors.llm.attention.key_pieces import PieceRule
 from executors.llm.attention.packed import StepMeta
 from executors.llm.attention.plain_torch import TorchAttention
@@ -439,3 +439,15 @@ class LateOnceFactory(LlmFactory):
 
     def executor_class(self) -> type[LlmExecutor]:
         return LateOnce
+
+
+async def begun(settings: ExecutorConfig, device: FakeDevice) -> FakeDeviceExecutor:
+    """An executor on this device in its first epoch, which captures nothing beside steps: its graphs, if any, are captured."""
+    executor = FakeDeviceExecutor.from_config(settings)
+    executor.device = device
+    await executor.warmup()
+    executor._idle.stop()
+    await executor.begin_epoch(1)
+    while device.captures and executor.unified.capture_next():
+        pass
+    return executor

@@ -21,12 +21,12 @@ from executors.llm.step.runner import ModelRunner
 from executors.testing.driver import DrivenSequence, Driver, Feed
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.spec import test_companion as on_cpu
+from tests.executors.llm.spec.test_companion import drafts_of
 from tests.gpu.device_fakes import FakeDevice
 from tests.gpu.test_device_draft_models import (
     GREEDY,
     VARIED,
     companion_of,
-    drafts_of,
     faked,
     playing,
     submitted,

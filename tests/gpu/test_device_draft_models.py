@@ -44,8 +44,9 @@ from tests.executors.checkpoints import write_checkpoint
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.devices import Device
 from tests.executors.llm.spec import test_companion as on_cpu
+from tests.executors.llm.spec.test_companion import drafts_of
 from tests.gpu import draft_agreement
-from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
+from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, begun
 from tests.gpu.test_device_grammars import GRAMMARS
 from tests.gpu.test_device_loras import OnDevice, adapters_of
 from tests.gpu.test_device_windows import GEMMA2, WINDOWED
@@ -84,14 +85,7 @@ def settings(model: Path, draft: Path | None, **changes: Any) -> Any:
 async def faked(
     model: Path, draft: Path | None, captures: bool = False, lateness: int = 3, **changes: Any
 ) -> FakeDeviceExecutor:
-    executor = FakeDeviceExecutor.from_config(settings(model, draft, **changes))
-    executor.device = FakeDevice(lateness, captures)
-    await executor.warmup()
-    executor._idle.stop()
-    await executor.begin_epoch(1)
-    while captures and executor.unified.capture_next():
-        pass
-    return executor
+    return await begun(settings(model, draft, **changes), FakeDevice(lateness, captures))
 
 
 def companion_of(executor: LlmExecutor) -> DeviceDraftCompanion:
@@ -102,10 +96,6 @@ def companion_of(executor: LlmExecutor) -> DeviceDraftCompanion:
 
 async def playing(model: Path, draft: Path) -> Driver:
     return Driver(await faked(model, draft))
-
-
-def drafts_of(seq: DrivenSequence) -> list[int]:
-    return on_cpu.drafts_of(seq)
 
 
 # -- drafts that must be right ---------------------------------------------------------------------------------------------
@@ -499,12 +489,8 @@ async def test_streams_go_on_after_a_kill(path: Path) -> None:
             core.submit(one, box)
         first = await boxes[0].take()
         remote.kill()
-        found = []
-        for number, box in enumerate(boxes):
-            whole = await harness.read(box)
-            if not number:
-                whole.tokens[:0] = first[0].tokens
-            found.append(([token.token_id for token in whole.tokens], whole.finish_reason))
+        texts = await harness.read_all(boxes, first[0])
+        found = [([token.token_id for token in whole.tokens], whole.finish_reason) for whole in texts]
         assert core.stats().resumed > 0 and core.stats().drafts.num_accepted_tokens > 0
     assert found == expected
 

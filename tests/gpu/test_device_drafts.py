@@ -30,7 +30,7 @@ from tests.engine import harness
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import GREEDY, Driver, config
-from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
+from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, begun
 from tests.gpu.draft_workloads import DraftMaker, Text, texts_of
 from tests.gpu.workloads import HOSTED as HOSTED_SETTINGS
 from tests.gpu.workloads import PLAIN, SHAPED, SMALL, Op, play
@@ -65,14 +65,7 @@ async def faked(
     path: Path, captures: bool = True, max_drafts: int = MOST, **changes: Any
 ) -> FakeDeviceExecutor:
     settings = config(path, optimization=OptimizationConfig(num_threads=1, max_drafts=max_drafts), **changes)
-    executor = FakeDeviceExecutor.from_config(settings)
-    executor.device = FakeDevice(3, captures)
-    await executor.warmup()
-    executor._idle.stop()
-    await executor.begin_epoch(1)
-    while captures and executor.unified.capture_next():
-        pass
-    return executor
+    return await begun(settings, FakeDevice(3, captures))
 
 
 async def plain(path: Path) -> LlmExecutor:

@@ -25,7 +25,7 @@ from executors.llm.step.pending_steps import PendingStep
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.grammar_tokenizers import write_tokenizer
 from tests.executors.llm.driver import Driver, Sequence, config
-from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor
+from tests.gpu.device_fakes import FakeDevice, FakeDeviceExecutor, begun
 from tests.gpu.workloads import HOSTED, PLAIN, SHAPED, SMALL, Maker, Op, play
 
 pytestmark = pytest.mark.long
@@ -53,14 +53,7 @@ class Grammatical(Maker):
 
 
 async def faked(path: Path, captures: bool = True, lateness: int = 3) -> FakeDeviceExecutor:
-    executor = FakeDeviceExecutor.from_config(config(path))
-    executor.device = FakeDevice(lateness, captures)
-    await executor.warmup()
-    executor._idle.stop()
-    await executor.begin_epoch(1)
-    while captures and executor.unified.capture_next():
-        pass
-    return executor
+    return await begun(config(path), FakeDevice(lateness, captures))
 
 
 async def plain(path: Path) -> LlmExecutor:

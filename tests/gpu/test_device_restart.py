@@ -45,12 +45,8 @@ async def test_streams_go_on_after_a_kill_though_memory_comes_back_slowly(path: 
         layout = remote.kv_layout()
         stages.clear()
         remote.kill()
-        found = []
-        for number, box in enumerate(boxes):
-            whole = await harness.read(box)
-            if not number:
-                whole.tokens[:0] = first[0].tokens
-            found.append([token.token_id for token in whole.tokens])
+        texts = await harness.read_all(boxes, first[0])
+        found = [[token.token_id for token in whole.tokens] for whole in texts]
         assert found == expected
         assert remote.kv_layout() == layout and starts == ["life"] * 2
         assert "waiting for the device's memory" in stages

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ from executors.testing.driver import DrivenSequence, Driver, Feed
 from tests.executors.checkpoints import write_checkpoint
 from tests.executors.llm.spec import test_companion as on_cpu
 from tests.executors.llm.spec.test_companion import drafts_of
+from tests.gpu import test_device_draft_models as models
 from tests.gpu.device_fakes import FakeDevice
 from tests.gpu.test_device_draft_models import (
     GREEDY,
@@ -178,16 +180,79 @@ def pending_tokens_read_early(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def read_by(executor: LlmExecutor) -> dict[int, int]:
+    """A dict that gets what the draft model's forwards are given for one sequence: token ids by position, without its drafts."""
+    forwards, read = companion_of(executor).forwards, dict[int, int]()
+    send = forwards.send
+
+    def noted(slots: np.ndarray, *given: Any, pending: bool = False) -> Any:
+        _, offsets, tokens, _ = given
+        if not pending:
+            assert len(slots) == 1
+            read.update(enumerate(tokens.tolist(), int(offsets[0])))
+        return send(slots, *given, pending=pending)
+
+    forwards.send = noted  # type: ignore[method-assign]
+    return read
+
+
+async def test_an_ended_sequence_writes_nothing_among_the_tokens_of_the_next_one(path: Path) -> None:
+    """It ends in flight. The next one has its slot already, and is read by the draft model only later."""
+    prompt = [(7 * i) % 211 for i in range(30)]
+    [truth] = await on_cpu.truths(path, [(prompt, GREEDY)], 8)
+    driver = Driver(executor := await faked(path, path, lateness=40))
+    ended = driver.add([5, 6, 7], GREEDY)
+    before = await submitted(driver.executor, driver.batch(Feed(ended, num_drafts=2)))
+    driver.release(ended)
+    seq = driver.add(prompt, GREEDY, slot=ended.slot)
+    first = await submitted(driver.executor, driver.batch(Feed(seq)))
+    [gone], [begun] = await before, await first
+    assert gone.tokens[0].token_id != prompt[3], "its token would not be noticed here"
+    seq.num_computed, seq.tokens = 30, [*prompt, begun.tokens[0].token_id]
+    read = read_by(executor)
+    await driver.step(Feed(seq, num_drafts=3))
+    assert read == dict(enumerate([*prompt, *truth[:2]]))
+    assert seq.output == truth[:2] and drafts_of(seq) == truth[2:5]
+
+
+async def test_a_prompt_whose_last_token_is_unknown_is_read_later(path: Path) -> None:
+    """It lost its blocks in flight: its next step computes its prompt again, with the token that is still to come."""
+    prompt = [(7 * i) % 211 for i in range(30)]
+    [truth] = await on_cpu.truths(path, [(prompt, GREEDY)], 8)
+    driver = Driver(executor := await faked(path, path, lateness=40))
+    seq = driver.add(prompt, GREEDY)
+    first = await submitted(executor, driver.batch(Feed(seq)))
+    on_cpu._preempt(driver, seq)
+    seq.tokens = [*prompt, truth[0]]
+    read = read_by(executor)
+    second = await submitted(executor, driver.batch(Feed(seq, pending=True, num_drafts=3)))
+    [begun], [next_one] = await first, await second
+    assert [begun.tokens[0].token_id, next_one.tokens[0].token_id] == truth[:2]
+    assert read == dict(enumerate([*prompt, *truth[:2]]))
+    assert list(next_one.drafts) == truth[2:5]
+
+
 @pytest.mark.parametrize(
-    "mutate", [drafting_behind_any_step, tokens_of_those_that_are_gone, pending_tokens_read_early]
+    ("mutate", "moment"),
+    [
+        (drafting_behind_any_step, models.test_a_step_behind_decides_who_gets_drafts),
+        (
+            tokens_of_those_that_are_gone,
+            test_an_ended_sequence_writes_nothing_among_the_tokens_of_the_next_one,
+        ),
+        (pending_tokens_read_early, test_a_prompt_whose_last_token_is_unknown_is_read_later),
+    ],
 )
 async def test_mistakes_in_flight_show(
-    path: Path, mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    path: Path,
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    moment: Callable[[Path], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Each in the moment that it spoils: at random, whether there is one depends on the numbers that a CPU computes."""
     mutate(monkeypatch)
     with pytest.raises((AssertionError, IndexError)):
-        for out in (2, 3):
-            await test_drafts_are_right_whatever_is_in_flight(path, out)
+        await moment(path)
 
 
 # -- memory that is short, devices that are lost -----------------------------------------------------------------------------

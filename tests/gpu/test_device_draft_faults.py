@@ -180,16 +180,16 @@ def pending_tokens_read_early(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def read_by(executor: LlmExecutor) -> dict[int, int]:
-    """A dict that gets what the draft model's forwards are given for one sequence: token ids by position, without its drafts."""
-    forwards, read = companion_of(executor).forwards, dict[int, int]()
+def read_by(executor: LlmExecutor) -> list[tuple[int, list[int]]]:
+    """A list that gets what the draft model's forwards are given for one sequence: position and token ids, without its drafts."""
+    forwards, read = companion_of(executor).forwards, list[tuple[int, list[int]]]()
     send = forwards.send
 
     def noted(slots: np.ndarray, *given: Any, pending: bool = False) -> Any:
         _, offsets, tokens, _ = given
         if not pending:
             assert len(slots) == 1
-            read.update(enumerate(tokens.tolist(), int(offsets[0])))
+            read.append((int(offsets[0]), tokens.tolist()))
         return send(slots, *given, pending=pending)
 
     forwards.send = noted  # type: ignore[method-assign]
@@ -211,7 +211,7 @@ async def test_an_ended_sequence_writes_nothing_among_the_tokens_of_the_next_one
     seq.num_computed, seq.tokens = 30, [*prompt, begun.tokens[0].token_id]
     read = read_by(executor)
     await driver.step(Feed(seq, num_drafts=3))
-    assert read == dict(enumerate([*prompt, *truth[:2]]))
+    assert read == [(0, [*prompt, *truth[:2]])]
     assert seq.output == truth[:2] and drafts_of(seq) == truth[2:5]
 
 
@@ -228,7 +228,7 @@ async def test_a_prompt_whose_last_token_is_unknown_is_read_later(path: Path) ->
     second = await submitted(executor, driver.batch(Feed(seq, pending=True, num_drafts=3)))
     [begun], [next_one] = await first, await second
     assert [begun.tokens[0].token_id, next_one.tokens[0].token_id] == truth[:2]
-    assert read == dict(enumerate([*prompt, *truth[:2]]))
+    assert read == [(0, [*prompt, *truth[:2]])]
     assert list(next_one.drafts) == truth[2:5]
 
 
@@ -310,13 +310,18 @@ async def test_drafts_before_the_memory_ended_count(
     prompt = [5, 6, 7, 8]
     [truth] = await on_cpu.truths(path, [(prompt, GREEDY)], 16)
     executor = await faked(path, path)
+    read = read_by(executor)
     calls = failing(monkeypatch, executor, "forward", lambda number: number == missing, NO_MEMORY)
     driver = Driver(executor)
     seq = driver.add(prompt, GREEDY)
     await driver.step(Feed(seq, num_drafts=4))
+    begin = 4 if missing else 0
+    assert read == [(0, prompt), (begin, [*prompt, truth[0]][begin:])]
     assert drafts_of(seq) == truth[1 : 1 + number_of_drafts]
     before = len(calls)
     await driver.step(Feed(seq, drafts=drafts_of(seq), num_drafts=4))
+    # The last draft, whose KV is not computed, and the token behind it.
+    assert read[2:] == [(len(seq.tokens) - 2, seq.tokens[-2:])]
     assert drafts_of(seq) == truth[len(seq.output) : len(seq.output) + 4] and len(calls) == before + 4
 
 
@@ -361,13 +366,20 @@ def all_counted_as_computed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeviceDraftCompanion, "end", ended)
 
 
-@pytest.mark.parametrize("mutate", [filled_before_it_is_queued, all_counted_as_computed])
+@pytest.mark.parametrize(
+    ("mutate", "missing", "number_of_drafts"),
+    [(filled_before_it_is_queued, 0, 4), (all_counted_as_computed, 4, 3)],
+)
 async def test_forwards_that_were_not_queued_show(
-    path: Path, mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    path: Path,
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    missing: int,
+    number_of_drafts: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
-        await test_a_drafting_without_memory_costs_its_drafts_alone(path, "forward", monkeypatch)
+        await test_drafts_before_the_memory_ended_count(path, missing, number_of_drafts, monkeypatch)
 
 
 async def test_a_block_that_could_not_be_copied_holds_nothing(

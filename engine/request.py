@@ -203,6 +203,9 @@ class EngineStats:
     oldest_wait: float = 0.0
     """Seconds for which the oldest sequence has waited that was never started; 0 if there is none."""
 
+    kv_bytes_given: int = 0
+    """Bytes of KV memory that sequences do without while another model has it."""
+
     kv_fullest_group: float | None = None
     """Share of blocks in use, 0 to 1, in the KV group where it is highest: the first to have no room; None: as over all."""
 

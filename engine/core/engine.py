@@ -429,6 +429,7 @@ class EngineCore:
             kv_blocks_cached=scheduler.kv.num_cached if scheduler else 0,
             states=scheduler.kv.state_stats if scheduler else StateStats(),
             prompt_tokens=counters.prompt_tokens,
+            kv_bytes_given=self.given_kv_bytes,
             kv_blocks_touched=scheduler.kv.num_with_memory if scheduler else 0,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from cohort_server.lasting_imports import lasting_imports
-from server.commands.common import IGNORED_FLAGS, fail, set_log_format
+from server.commands.common import IGNORED_FLAGS, busy, fail, set_log_format
 from server.commands.options import ModelArguments, flag, with_settings
 from server.settings.table import CONFIG, TABLE
 from server.system import first_lines
@@ -57,7 +57,9 @@ def _check(settings: Settings) -> NoReturn:
 
     if not serves_several(settings):
         fail("--check is for several models; `cohort info MODEL` tells what one needs")
-    report = Port(settings).report()
+    first_lines.stop()
+    with busy("checking the models"):
+        report = Port(settings).report()
     print(report.text)
     sys.exit(0 if report.is_good else 2)
 

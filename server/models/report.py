@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CheckedModel:
-    """A declared model. `need` in bytes. `problem`: why its files cannot be served, None if nothing is known against them."""
+    """A declared model. `need` in bytes. `problem`: why a load of it would fail, None if nothing is known against it. `context`:
+    tokens of the longest sequence that its KV holds, None if that is not known or it has none."""
 
     name: str
     need: int
     pin: bool
     problem: str | None
+    context: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ def report_of(models: Sequence[CheckedModel], budget: float) -> Report:
         elif one.need + others > budget:
             verdict = f"{_gib(one.need)}, does not fit" + (" beside the pinned models" if others else "")
         else:
-            verdict = f"{_gib(one.need)}, " + ("pinned" if one.pin else "fits")
+            context = "" if one.context is None else f", contexts of {one.context:,} tokens"
+            verdict = f"{_gib(one.need)}, " + ("pinned" if one.pin else "fits") + context
             lines.append(f"{one.name:{width}}  {verdict}")
             continue
         is_good = False

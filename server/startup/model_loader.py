@@ -136,6 +136,12 @@ class ModelLoader:
         """Whether adapters are on this disk too, so that a load downloads nothing."""
         return self.is_here and not hub_modules(self.modules, self.settings.download_dir)
 
+    def directories_here(self) -> tuple[Path, Path | None]:
+        """The directories of model and draft model, which must be on this disk. Raises ConfigError."""
+        assert isinstance(self.source, LocalModel) and not isinstance(self.draft, hub.HubModel)
+        draft = None if self.draft is None else model_directory(self.draft.path)
+        return model_directory(self.source.path, not self.settings.tokenizer, self.package), draft
+
     async def fetch_files(self, state: ServerState, report: ProgressCallback) -> tuple[Path, Path | None]:
         """Download what a load needs. Returns the directories of model and draft model. Raises ConfigError or HubError."""
         path, draft = await self.find_model(state, report), None

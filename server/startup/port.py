@@ -6,7 +6,8 @@ Settings -> DeclaredModel ... -> ModelEntry, ServerState -> ModelTable -> PortMo
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -26,6 +27,7 @@ from server.settings.load import SettingsError
 from server.settings.table import Settings
 from server.startup import banner
 from server.startup.app import app_of
+from server.startup.core_configs import executor_config
 from server.startup.disk_cache import disk_of
 from server.startup.key_files import read_keys
 from server.startup.known_pace import KnownPace
@@ -36,10 +38,15 @@ from server.startup.model_source import LocalModel, Source
 from server.startup.new_state import new_state, open_traces
 from server.state.server_state import ServerState
 from server.system import first_lines, logs
+from server.system.executor_tool import ToolError, ask
 from server.system.signals import Signals
 from server.telemetry.metrics import Metrics
 
 log = structlog.get_logger("server")
+
+
+_CHECKS_AT_ONCE = 4
+"""Processes that look into models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +143,9 @@ class Port:
         return ModelRow(entry, own, variants, declared.loras)
 
     def report(self) -> Report:
-        """What fits together."""
-        models = [
-            CheckedModel(one.declared.name, one.need, one.declared.pin, one.problem) for one in self.models
-        ]
-        return report_of(models, self.budget)
+        """What fits together. Each model that is on this disk is checked as its load would."""
+        with ThreadPoolExecutor(_CHECKS_AT_ONCE) as threads:
+            return report_of(list(threads.map(checked, self.models)), self.budget)
 
     async def serve(self, listener: Listener) -> None:
         """Answer HTTP at once, load models as calls come, drain."""
@@ -217,6 +222,28 @@ class _TableCore:
     async def stop(self) -> None:
         """End all models."""
         await self._models.table.stop()
+
+
+def checked(model: FoundModel) -> CheckedModel:
+    """What a load of the model would refuse or shorten, from the headers of its files."""
+    declared = model.declared
+    here = CheckedModel(declared.name, model.need, declared.pin, model.problem)
+    if model.problem is not None or not model.is_fetched or declared.settings.executor not in OF_MODELS:
+        return here
+    loader = ModelLoader(declared.settings, model.source)
+    try:
+        config = executor_config(loader.settings, *loader.directories_here(), model.need)
+        forks = declared.settings.executor_mode == "process"
+        facts = ask("describe", {"config": asdict(config), "is_forked": forks})
+    except (ConfigError, SettingsError, ToolError) as error:
+        return replace(here, problem=" ".join(str(error).split()))
+    memory, lacking = facts["memory"], facts["checkpoint"]["problem"]
+    if lacking is not None and config.load_format != "dummy":
+        return replace(here, problem=lacking)
+    if memory["problem"] is not None:
+        more = "" if declared.settings.kv_cache_memory_bytes else "; give it more memory"
+        return replace(here, problem=f"{memory['problem']}{more}")
+    return replace(here, context=memory.get("max_model_len"))
 
 
 def found(declared: DeclaredModel) -> FoundModel:

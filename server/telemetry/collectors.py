@@ -180,35 +180,7 @@ class EngineCollector(Collector):
             "Time for which the oldest sequence has waited that was never started; 0 if none waits.",
             stats.oldest_wait,
         )
-        yield _gauge(
-            "cohort_kv_cache_usage_ratio",
-            "Share of KV blocks in use, 0 to 1, in the group of layers where it is highest.",
-            stats.kv_usage,
-        )
-        yield _gauge("cohort_kv_blocks_used", "KV blocks in use.", stats.kv_blocks_used)
-        yield _gauge(
-            "cohort_kv_blocks_cached",
-            "Free KV blocks that may be found again by their prefix; the others hold nothing.",
-            stats.kv_blocks_cached,
-        )
-        yield _gauge(
-            "cohort_kv_blocks",
-            "KV blocks there are, without those whose memory another model has.",
-            stats.kv_blocks_total,
-        )
-        yield _gauge(
-            "cohort_state_slots_used",
-            "Slots with the state of a running sequence, of models whose layers keep one.",
-            stats.states.used,
-        )
-        yield _gauge(
-            "cohort_state_snapshots",
-            "Snapshots of states that a prompt can begin with.",
-            stats.states.snapshots,
-        )
-        yield _gauge(
-            "cohort_state_slots", "Slots of states there are; 0 for models without.", stats.states.total
-        )
+        yield from _kv_gauges(stats)
         yield from _cache_config(self._core.executor)
         yield _gauge("cohort_executor_epoch", "Lives of the executor so far.", stats.epoch)
         yield _counter("cohort_steps", "Steps run.", stats.steps)
@@ -247,6 +219,42 @@ class EngineCollector(Collector):
         yield from _memory(executor.status().memory)
         yield from _snapshot("cohort_cache", executor.cache_metrics_snapshot())
         yield from _snapshot("cohort_lora", executor.lora_metrics_snapshot())
+
+
+def _kv_gauges(stats: EngineStats) -> Iterator[Metric]:
+    """KV blocks and slots of states."""
+    yield _gauge(
+        "cohort_kv_cache_usage_ratio",
+        "Share of KV blocks in use, 0 to 1, in the group of layers where it is highest.",
+        stats.kv_usage,
+    )
+    yield _gauge("cohort_kv_blocks_used", "KV blocks in use.", stats.kv_blocks_used)
+    yield _gauge(
+        "cohort_kv_blocks_cached",
+        "Free KV blocks that may be found again by their prefix; the others hold nothing.",
+        stats.kv_blocks_cached,
+    )
+    yield _gauge(
+        "cohort_kv_blocks",
+        "KV blocks there are, without those whose memory another model has.",
+        stats.kv_blocks_total,
+    )
+    yield _gauge(
+        "cohort_kv_given_bytes",
+        "KV memory that the model does without while another one has it.",
+        stats.kv_bytes_given,
+    )
+    yield _gauge(
+        "cohort_state_slots_used",
+        "Slots with the state of a running sequence, of models whose layers keep one.",
+        stats.states.used,
+    )
+    yield _gauge(
+        "cohort_state_snapshots",
+        "Snapshots of states that a prompt can begin with.",
+        stats.states.snapshots,
+    )
+    yield _gauge("cohort_state_slots", "Slots of states there are; 0 for models without.", stats.states.total)
 
 
 def _cache_config(executor: ModelExecutor) -> Iterator[Metric]:

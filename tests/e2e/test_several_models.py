@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -432,3 +435,42 @@ def test_three_real_models_with_memory_for_two_answer_as_each_does_alone(tmp_pat
         assert [one.result() for one in calls] == [expected[job] for job in jobs]
         assert {name: one.result() for name, one in streams.items()} == stories
         assert len(server.children()) <= 2
+
+
+def test_check_tells_what_loads_do(tmp_path: Path) -> None:
+    """The contexts that their memory holds, and a length that does not fit."""
+    (folder := tmp_path / "model").mkdir()
+    shape = {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
+    write_model(folder, **shape, max_position_embeddings=32768, torch_dtype="bfloat16")
+    one: dict[str, Any] = {"source": str(folder), "memory": "300MiB"}
+    models = {
+        "whole": {"source": str(folder), "memory": "3GiB"},
+        "short": one,
+        "drafting": {**one, "draft": str(folder), "settings": {"num_speculative_tokens": 2}},
+        "long": {**one, "settings": {"max_model_len": 16384}},
+    }
+    path = tmp_path / "several.yaml"
+    path.write_text(json.dumps({"memory": "8GiB", "load_format": "dummy", "models": models}))
+    check = subprocess.run(
+        [str(Path(sys.executable).with_name("cohort")), "serve", "--check", "--config", str(path)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    lines = {line.split()[0]: line for line in check.stdout.splitlines()}
+    assert check.returncode == 2 and "a sequence of 16,384 tokens needs 536,870,912" in lines["long"]
+    with ServerProcess(["--config", str(path)], tmp_path) as server:
+        for name in models:
+            answer = server.post("/models/load", {"model": name}, timeout=120)
+            assert (answer.status_code == 200) == (name != "long"), answer.text
+        listed = {
+            model["id"]: model.get("max_model_len") for model in server.get("/v1/models").json()["data"]
+        }
+    told = {name: _context_in(lines[name]) for name in models}
+    assert told["whole"] == listed["whole"] == 32768 and told["long"] is listed["long"] is None
+    for name in ("short", "drafting"):
+        assert told[name] == pytest.approx(listed[name], rel=0.3) and 500 < told[name] < 5000
+    assert told["drafting"] < 0.8 * told["short"]
+
+
+def _context_in(line: str) -> int | None:
+    found = re.search(r"contexts of ([\d,]+) tokens", line)
+    return None if found is None else int(found[1].replace(",", ""))

@@ -331,7 +331,7 @@ class FakeCore:
         return EngineStats(
             stage=self.stage, running=3, waiting=2, kv_blocks_used=5, kv_blocks_total=20, epoch=1, steps=9,
             preemptions=1, detail=self.detail, kv_blocks_cached=4, prefix_queries=100, prefix_hits=60,
-            step_tokens=64, steps_cut=7, kv_blocks_touched=12, states=StateStats(10, 3, 6), oldest_wait=2.5,
+            step_tokens=64, steps_cut=7, kv_blocks_touched=12, states=StateStats(10, 3, 6), oldest_wait=2.5, kv_bytes_given=4096,
         )  # fmt: skip
 
     def info(self) -> ModelInfo | None:

@@ -27,12 +27,22 @@ def load_draft(config: ExecutorConfig, info: ModelInfo, progress: Progress) -> L
 
     The draft model's context is the model's, as far as its own can be stretched: rotations that depend on the context, as
     longrope's do, are those of the same length then."""
-    directory = config.optimization.draft_model
-    if not directory:
+    if not config.optimization.draft_model:
         return None
+    own = draft_config(config, info)
+    draft = load_model(own, lambda stage, done, total: progress(f"draft model: {stage}", done, total))
+    refuse_states(draft.model, config)
+    refuse_draft(own.model, draft.info, info)
+    return draft
+
+
+def draft_config(config: ExecutorConfig, info: ModelInfo) -> ExecutorConfig:
+    """Return the configuration by which `draft_model` is loaded for the model with these facts. Raises ConfigError if that
+    generates nothing."""
     if not info.generates:
         raise ConfigError("draft_model: the model generates nothing, so there is nothing to draft")
-    own = replace(
+    directory = config.optimization.draft_model
+    return replace(
         config,
         model=directory,
         max_model_len=min(info.max_model_len, read_config(Path(directory)).max_context_length),
@@ -40,16 +50,17 @@ def load_draft(config: ExecutorConfig, info: ModelInfo, progress: Progress) -> L
         memory=replace(config.memory, kv_cache_memory_bytes=None),
         optimization=replace(config.optimization, draft_model="", max_loras=0),
     )
-    draft = load_model(own, lambda stage, done, total: progress(f"draft model: {stage}", done, total))
-    refuse_states(draft.model, config)
-    if not draft.info.generates:
+
+
+def refuse_draft(directory: str, draft: ModelInfo, info: ModelInfo) -> None:
+    """Raise ConfigError for a draft model that cannot draft for the model: another vocabulary, or no head."""
+    if not draft.generates:
         raise ConfigError(f"draft_model {directory}: this model has no lm_head and generates nothing")
-    if draft.info.vocab_size != info.vocab_size:
+    if draft.vocab_size != info.vocab_size:
         raise ConfigError(
-            f"draft_model {directory}: its vocabulary has {draft.info.vocab_size} tokens, the model's {info.vocab_size}; "
+            f"draft_model {directory}: its vocabulary has {draft.vocab_size} tokens, the model's {info.vocab_size}; "
             "both must have the same tokens"
         )
-    return draft
 
 
 def load_mtp(config: ExecutorConfig, source: LoadedModel, progress: Progress) -> LoadedModel | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
-from executors.cgroup import memory_limit, resident_bytes
+from executors.cgroup import memory_limit, resident_bytes, resident_bytes_of_a_fork
 from executors.contract.config import ExecutorConfig
 from executors.contract.errors import ConfigError
 from executors.contract.status import KvGroup, KvLayout
@@ -26,6 +26,7 @@ from executors.kernels.cpu import CpuKernels, packed_bytes
 from executors.llm.assembly.device_sizing import graph_bytes
 from executors.llm.checkpoint import loader
 from executors.llm.checkpoint.claims import refuse_claim
+from executors.llm.checkpoint.draft import draft_config, refuse_draft
 from executors.llm.checkpoint.files import Checkpoint, index_path
 from executors.llm.checkpoint.fp8_layers import hold
 from executors.llm.checkpoint.mtp_choice import choose_head
@@ -64,15 +65,27 @@ LENGTHS = tuple(512 * 4**n for n in range(12))
 """Sequence lengths in tokens: 512, 2k, 8k, 32k, ... The table has one row for each, up to the context."""
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Memory of a server, and what takes of it beside a model. `memory`: bytes in all, None: this machine's. `process_bytes`: of
+    the executor's process without weights and KV, None: as much as this one."""
+
+    memory: int | None = None
+    draft: LoadedModel | None = None
+    process_bytes: int | None = None
+
+
 def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
     """`job`: `config`, an ExecutorConfig as plain data; `memory`, bytes the server may use, or None for this machine's;
-    `adapter`, where one is part of the model: the `path` of its file, and its name in messages, `shown`.
+    `adapter`, where one is part of the model: the `path` of its file, and its name in messages, `shown`; `is_forked`: whether the
+    executor will be forked from a process that has imported, which counts where there is a limit of its memory.
 
     Raises ConfigError for a checkpoint that cannot be served, with the sentence that a load would raise before it reads weights.
     Missing weights (`checkpoint`: `problem`) and insufficient memory are reported in the result.
     """
     config = msgspec.convert(job["config"], ExecutorConfig)
-    facts = describe(config, job.get("memory"))
+    forks = job.get("is_forked", False) and config.memory.memory_limit_bytes is not None
+    facts = describe(config, job.get("memory"), resident_bytes_of_a_fork() if forks else None)
     if (adapter := job.get("adapter")) is not None:
         directory = Path(config.model)
         _, shape = checkpoint_facts(directory, read_config(directory))
@@ -80,8 +93,11 @@ def run(job: dict[str, Any], stage: Callable[[str], None]) -> dict[str, Any]:
     return facts
 
 
-def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any]:
-    """See `run`. All sizes are bytes, all lengths tokens."""
+def describe(
+    config: ExecutorConfig, memory: int | None = None, process_bytes: int | None = None
+) -> dict[str, Any]:
+    """See `run`. All sizes are bytes, all lengths tokens. `process_bytes`: what the executor's process takes beside weights and
+    KV; None: as much as this one."""
     LlmFactory().validate_config(config)
     directory = Path(config.model)
     if family_in(directory) is not None:
@@ -95,7 +111,8 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
     if here:
         stored["left_out"] = refuse_unloadable(config, shape, device, sketch)
     parts = _sketch_ranks(config, shape, device, stored)
-    initial, config = config, _sized(config, parts or [sketch], memory)
+    budget = Budget(memory, _sketch_draft(config, sketch, device), process_bytes)
+    initial, config = config, _sized(config, parts or [sketch], budget)
     spec = kv_group(sketch.model)
     # What the files hold, when they are not here: as many parameters, in the dtype that config.json names.
     dtype = stored["dtype"] or shape.dtype or sketch.info.dtype
@@ -135,10 +152,10 @@ def describe(config: ExecutorConfig, memory: int | None = None) -> dict[str, Any
             }
             for part in parts
         ],
-        "memory": _least_memory(config, parts or [sketch], memory),
+        "memory": _least_memory(config, parts or [sketch], budget),
         "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": _most_tokens(config, device),
-        # A host's limits follow its threads when it serves.
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        # A host's limits follow its threads.
         "limits": sizing.limits_note(initial, config, device_of(device))
         if device_of(device).batch_limits
         else "",
@@ -183,27 +200,35 @@ def _sketch_ranks(
     ]
 
 
-def _sized(config: ExecutorConfig, parts: list[LoadedModel], memory: int | None) -> ExecutorConfig:
-    """Return the configuration with the batch limits that the ranks will choose. Only those of a device with limits of its own
-    depend on more than its threads."""
+def _sketch_draft(config: ExecutorConfig, sketch: LoadedModel, device: torch.device) -> LoadedModel | None:
+    """Return what would be loaded of the draft model; None without one. Raises ConfigError as `load_draft`, from headers."""
+    if not config.optimization.draft_model:
+        return None
+    own = draft_config(config, sketch.info)
+    directory = Path(own.model)
+    stored, shape = checkpoint_facts(directory, read_config(directory))
+    draft = sketch_model(own, shape, device, stored["dtype"], stored["problem"] is None)
+    refuse_states(draft.model, config)
+    refuse_draft(own.model, draft.info, sketch.info)
+    return draft
+
+
+def _sized(config: ExecutorConfig, parts: list[LoadedModel], budget: Budget) -> ExecutorConfig:
+    """Return the configuration with the batch limits that the ranks will choose."""
     device = device_of(kv_group(parts[0].model).device)
+    least = min(parts, key=lambda part: free_after_loading(config, part, budget)[0])
+    free = free_after_loading(config, least, budget)[0]
     if device.batch_limits is None:
-        return config
-    least = min(parts, key=lambda part: free_after_loading(config, part, memory)[0])
-    free = free_after_loading(config, least, memory)[0] + graph_bytes(config)
-    return sizing.fitting(config, least, free, device, graph_bytes)
+        return sizing.fitting(config, least, free, device)
+    return sizing.fitting(
+        config, least, free + graph_bytes(config), device,
+        lambda at: graph_bytes(at) + sizing.draft_bytes(at, budget.draft),
+    )  # fmt: skip
 
 
-def _most_tokens(config: ExecutorConfig, device: torch.device) -> int:
-    """Return the tokens of the largest step; a host's follow its threads."""
-    own = device_of(device)
-    chosen = config if own.batch_limits else sizing.suited(config, own)
-    return chosen.max_num_batched_tokens
-
-
-def _least_memory(config: ExecutorConfig, parts: list[LoadedModel], memory: int | None) -> dict[str, Any]:
+def _least_memory(config: ExecutorConfig, parts: list[LoadedModel], budget: Budget) -> dict[str, Any]:
     """Return the facts of the rank with the least room: the others have no more blocks."""
-    facts_of = [_memory_facts(config, part, memory) for part in parts]
+    facts_of = [_memory_facts(config, part, budget) for part in parts]
     return min(facts_of, key=lambda facts: facts["num_blocks"] if facts["problem"] is None else -1)
 
 
@@ -370,27 +395,28 @@ def _slot_facts(layout: KvLayout, most: int) -> dict[str, int] | None:
     }
 
 
-def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | None) -> dict[str, Any]:
+def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, budget: Budget) -> dict[str, Any]:
     """Return the KV plan and its capacity for sequences of some lengths; {"problem": ...} if nothing can be served."""
     claims = sizing.claims(config, sketch)
     explicit = config.memory.kv_cache_memory_bytes
-    free, share = free_after_loading(config, sketch, memory)
+    free, share = free_after_loading(config, sketch, budget)
+    memory, beside = budget.memory, sizing.kv_bytes_beside(budget.draft)
     reserved = sum(claim.num_bytes for claim in claims)
     allowed = explicit if explicit is not None else max(0, int((free - reserved) * share))
     facts: dict[str, Any] = {
         "given": memory, "free_after_loading": free, "reserved": reserved, "share": share, "kv_bytes": allowed,
     }  # fmt: skip
     if free < 0 and explicit is None:
-        weights = sketch.parameter_bytes
+        weights = _weight_bytes(sketch, budget.draft)
         rest = "" if memory is None else f" beside {memory - free - weights:,} for the processes"
         problem = f"the weights need {weights:,} bytes{rest}, {-free:,} more than are available"
         return {**facts, "problem": problem}
     try:
-        plan = plan_for(sketch.model, config, sketch.info.max_model_len, allowed)
+        plan = plan_for(sketch.model, config, sketch.info.max_model_len, allowed, beside)
     except ConfigError as error:
         return {
             **facts,
-            "problem": str(error) if explicit is not None else _too_little(config, sketch, allowed),
+            "problem": str(error) if explicit is not None else _too_little(config, sketch, allowed, beside),
         }
     layout = plan.layout
     return facts | {
@@ -414,37 +440,49 @@ def _memory_facts(config: ExecutorConfig, sketch: LoadedModel, memory: int | Non
     }
 
 
-def plan_for(model: HasCaches, config: ExecutorConfig, context_length: int, allowed: int) -> KvPlan:
+def plan_for(
+    model: HasCaches, config: ExecutorConfig, context_length: int, allowed: int, beside: Sequence[int] = ()
+) -> KvPlan:
     """Return the executor's plan for `allowed` bytes of KV and states. If no length was requested, the plan is shortened instead
-    of refused."""
+    of refused. `beside`: see `plan_kv`."""
     explicit = replace(config, memory=replace(config.memory, kv_cache_memory_bytes=allowed))
     block_size = config.attention.block_size
     spec, states = kv_group(model), state_group(model)
-    fitting = KvSizes(spec, config, context_length, states=states).longest(allowed) * block_size
-    chosen = config.max_model_len is not None or config.memory.kv_cache_memory_bytes is not None
-    if chosen or fitting < block_size or fitting >= context_length:
-        return plan_kv(spec, explicit, context_length, states=states)
-    note = f"max_model_len reduced from {context_length} to {fitting}: KV memory allows no more"
-    plan = plan_kv(spec, replace(explicit, max_model_len=fitting), context_length, states=states)
-    return replace(plan, note=note)
+    length = config.max_model_len or context_length
+    fitting = KvSizes(spec, config, length, beside, states).longest(allowed) * block_size
+    chosen = _demanded_length(config) is not None or config.memory.kv_cache_memory_bytes is not None
+    if chosen or fitting < block_size or fitting >= length:
+        return plan_kv(spec, explicit, context_length, beside=beside, states=states)
+    note = f"max_model_len reduced from {length} to {fitting}: KV memory allows no more"
+    shorter = replace(explicit, max_model_len=fitting)
+    return replace(plan_kv(spec, shorter, context_length, beside=beside, states=states), note=note)
 
 
-def _too_little(config: ExecutorConfig, sketch: LoadedModel, allowed: int) -> str:
+def _too_little(config: ExecutorConfig, sketch: LoadedModel, allowed: int, beside: Sequence[int]) -> str:
     block_size = config.attention.block_size
-    length = config.max_model_len or block_size
-    sizes = KvSizes(kv_group(sketch.model), config, length, states=state_group(sketch.model))
+    length = _demanded_length(config) or block_size
+    sizes = KvSizes(kv_group(sketch.model), config, length, beside, states=state_group(sketch.model))
     needed = sizes.of_one(math.ceil(length / block_size))
     return f"{allowed:,} bytes are left for KV, and a sequence of {length:,} tokens needs {needed:,}"
 
 
-def free_after_loading(config: ExecutorConfig, sketch: LoadedModel, memory: int | None) -> tuple[int, float]:
-    """Return the bytes that would be free with the weights in memory (negative: they do not fit), and the share that KV may
-    take.
+def _demanded_length(config: ExecutorConfig) -> int | None:
+    """Return the length that a start needs KV for, in tokens; None if it takes a shorter one."""
+    return None if config.shrink_length else config.max_model_len
+
+
+def _weight_bytes(sketch: LoadedModel, draft: LoadedModel | None) -> int:
+    return sketch.parameter_bytes + (0 if draft is None else draft.parameter_bytes)
+
+
+def free_after_loading(config: ExecutorConfig, sketch: LoadedModel, budget: Budget) -> tuple[int, float]:
+    """Return the bytes that would be free with the weights in memory, those of a draft model too (negative: they do not fit),
+    and the share that KV may take.
 
     For `memory` bytes in all, the processes themselves count too: torch and its libraries are loaded in this one.
     """
-    device, weights = kv_group(sketch.model).device, sketch.parameter_bytes
-    ranks = config.parallel.world_size
+    device, weights = kv_group(sketch.model).device, _weight_bytes(sketch, budget.draft)
+    ranks, memory = config.parallel.world_size, budget.memory
     if (own := device_of(device).memory) is not None:
         room = look(own, config)
         if memory is not None:
@@ -461,7 +499,8 @@ def free_after_loading(config: ExecutorConfig, sketch: LoadedModel, memory: int 
         return (memory - SERVER_BYTES) // ranks - resident_bytes() - weights, CPU_SHARE
     available = memory_limit().available // ranks
     if config.memory.memory_limit_bytes is not None:
-        available = min(available, config.memory.memory_limit_bytes // ranks - resident_bytes())
+        own_bytes = resident_bytes() if budget.process_bytes is None else budget.process_bytes
+        available = min(available, config.memory.memory_limit_bytes // ranks - own_bytes)
     return available - weights, CPU_SHARE
 
 

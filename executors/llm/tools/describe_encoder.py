@@ -19,6 +19,8 @@ def describe_encoder(config: ExecutorConfig, memory: int | None = None) -> dict[
     shape = read_encoder(directory)
     sketch = sketch_encoder(config)
     budget = memory_limit().available if memory is None else memory
+    if config.memory.memory_limit_bytes is not None:
+        budget = min(budget, config.memory.memory_limit_bytes)
     short = sketch.num_bytes > budget
     return {
         "name": directory.name,

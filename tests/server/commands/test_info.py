@@ -115,6 +115,55 @@ async def test_the_plan_is_the_executors(
         assert (facts["memory"]["note"] is not None) == (sequences < 1)
 
 
+def room_for_less_than_a_sequence(chosen: ExecutorConfig) -> int:
+    """Bytes beside the weights that hold 0.4 of the longest sequence."""
+    memory = describe.describe(chosen, 1 << 40)["memory"]
+    each = sum(group["bytes_per_block"] for group in memory["groups"]) / memory["block_size"]
+    return int(memory["reserved"] + 0.4 * memory["max_model_len"] * each / kv_plan.CPU_SHARE)
+
+
+@pytest.mark.parametrize("draft_shape", ["olmo2", "gemma4-keys-that-are-values"])
+async def test_a_draft_model_is_counted_as_the_executor_does(
+    draft_shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights and its KV."""
+    build("olmo2", tmp_path / "model")
+    build(draft_shape, tmp_path / "draft")
+    optimization = OptimizationConfig(num_threads=1, draft_model=str(tmp_path / "draft"), max_drafts=2)
+    chosen = replace(config(tmp_path / "model"), optimization=optimization)
+    free = room_for_less_than_a_sequence(chosen)
+    monkeypatch.setattr(kv_plan, "memory_limit", lambda: MemoryLimit(1 << 40, free))
+    real = await loaded(chosen)
+    before = free + real.source.parameter_bytes + real.draft.parameter_bytes
+    monkeypatch.setattr(describe, "memory_limit", lambda: MemoryLimit(1 << 40, before))
+    facts = describe.describe(chosen)
+    agree(facts, real)
+    plain = describe.describe(config(tmp_path / "model"))["memory"]
+    assert facts["memory"]["groups"][0]["bytes_per_block"] > plain["groups"][0]["bytes_per_block"]
+    assert 16 <= facts["memory"]["max_model_len"] < 256
+
+
+def test_a_draft_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
+    build("olmo2", tmp_path / "model")
+    optimization = OptimizationConfig(num_threads=1, draft_model=str(weights_dir()), max_drafts=2)
+    with pytest.raises(ConfigError, match="both must have the same tokens"):
+        describe.describe(replace(config(tmp_path / "model"), optimization=optimization))
+
+
+async def test_a_length_that_a_package_names_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a start does: it is no demand of the user's."""
+    chosen = config(weights_dir(), max_model_len=2048, shrink_length=True)
+    free = room_for_less_than_a_sequence(chosen)
+    monkeypatch.setattr(kv_plan, "memory_limit", lambda: MemoryLimit(1 << 40, free))
+    real = await loaded(chosen)
+    before = free + real.source.parameter_bytes
+    monkeypatch.setattr(describe, "memory_limit", lambda: MemoryLimit(1 << 40, before))
+    agree(facts := describe.describe(chosen), real)
+    assert 16 <= facts["memory"]["max_model_len"] < 2048
+    demanded = describe.describe(replace(chosen, shrink_length=False))["memory"]["problem"]
+    assert "a sequence of 2,048 tokens needs" in demanded
+
+
 async def test_int8_is_planned_as_the_executor_packs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     optimization = OptimizationConfig(num_threads=1, quantization="int8")
     chosen = replace(config(weights_dir(), dtype="bfloat16"), optimization=optimization)

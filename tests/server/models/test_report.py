@@ -9,8 +9,8 @@ GIB = 2**30
 
 def test_what_fits_together() -> None:
     models = [
-        CheckedModel("chat", GIB, False, None),
-        CheckedModel("large", 5 * GIB, True, None),
+        CheckedModel("chat", GIB, False, None, 8192),
+        CheckedModel("large", 5 * GIB, True, None, 512),
         CheckedModel("embed", GIB // 2, False, None),
         CheckedModel("huge", 4 * GIB, False, None),
         CheckedModel("torn", 0, False, "1 of 2 parts are missing"),
@@ -19,8 +19,8 @@ def test_what_fits_together() -> None:
     assert not report.is_good
     assert report.text.splitlines() == [
         "memory    7.0 GiB for all loaded models, 5.0 GiB of it pinned",
-        "chat      1.0 GiB, fits",
-        "large     5.0 GiB, pinned",
+        "chat      1.0 GiB, fits, contexts of 8,192 tokens",
+        "large     5.0 GiB, pinned, contexts of 512 tokens",
         "embed     0.5 GiB, fits",
         "huge      4.0 GiB, does not fit beside the pinned models",
         "torn      cannot be served: 1 of 2 parts are missing",

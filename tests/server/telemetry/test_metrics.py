@@ -54,6 +54,7 @@ async def test_gauges_come_from_the_engine(house: House) -> None:
     assert found["cohort_requests_waiting", ""] == 2
     assert found["cohort_kv_cache_usage_ratio", ""] == 0.25
     assert [found[f"cohort_kv_blocks{what}", ""] for what in ("", "_used", "_cached")] == [20, 5, 4]
+    assert found["cohort_kv_given_bytes", ""] == 4096
     states = ("slots", "slots_used", "snapshots")
     assert [found[f"cohort_state_{what}", ""] for what in states] == [10, 3, 6]
     assert (found["cohort_steps_total", ""], found["cohort_preemptions_total", ""]) == (9, 1)

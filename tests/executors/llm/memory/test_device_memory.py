@@ -468,11 +468,11 @@ def test_the_verb_reckons_by_the_same_rule(monkeypatch: pytest.MonkeyPatch) -> N
     sketch: Any = SimpleNamespace(model=SimpleNamespace(cache_specs=(spec,)), parameter_bytes=WEIGHTS)
     for share in (0.3, 1.0):
         chosen = replace(LIMITS, memory=ExecutorMemoryConfig(gpu_memory_utilization=share))
-        free, part = describe.free_after_loading(chosen, sketch, None)
+        free, part = describe.free_after_loading(chosen, sketch, describe.Budget())
         assert part == 1.0 and free - STEP == pytest.approx(
             expected(device, share), abs=16 * SPEC.bytes_per_token()
         )
-    given, _ = describe.free_after_loading(chosen, sketch, 10 * GIB)
+    given, _ = describe.free_after_loading(chosen, sketch, describe.Budget(10 * GIB))
     assert given == 10 * GIB - CONTEXT_BYTES - margin(10 * GIB) - WEIGHTS - graph_bytes(LIMITS)
 
 

@@ -258,7 +258,8 @@ def _bias_fields(biases: Biases, family: Family) -> dict[str, Any]:
 def _as_written(family: Family, gguf: GgufFile, row: Row) -> Family:
     """Return the family with the names of separate tensors where it has merged ones and the file has not, and with the order of
     heads that the file has."""
-    names, stems = family.names, {name.split(".")[2] for name in gguf.tensors if name.startswith("blk.")}
+    names, parts = family.names, [name.split(".") for name in gguf.tensors]
+    stems = {part[2] for part in parts if part[0] == "blk" and len(part) > 2}
     if names.qkv and stems & {"attn_q", "attn_k", "attn_v"}:
         place = names.qkv.rpartition(".")[0]
         names = replace(names, qkv="", q=f"{place}.q_proj", k=f"{place}.k_proj", v=f"{place}.v_proj")

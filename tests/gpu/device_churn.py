@@ -120,6 +120,9 @@ async def crowd(executor: LlmExecutor, asked: list[Visit], seed: int) -> tuple[H
             for _ in range(rng.randrange(4)):
                 await asyncio.sleep(0)
         found = await asyncio.gather(*tasks)
+        async with asyncio.timeout(20):  # the last visits may have left just now
+            while core.stats().running or core.stats().waiting:  # noqa: ASYNC110
+                await asyncio.sleep(0)
         stats = core.stats()
         assert stats.resumed == 0 and inline.metrics().failed_steps == 0, "a step failed"
     return list(found), stats

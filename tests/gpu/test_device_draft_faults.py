@@ -27,20 +27,20 @@ from tests.gpu import test_device_draft_models as models
 from tests.gpu.device_fakes import FakeDevice
 from tests.gpu.test_device_draft_models import (
     GREEDY,
-    VARIED,
     companion_of,
     faked,
     playing,
     submitted,
 )
 from tests.gpu.test_executor import GEMMA4
+from tests.gpu.workloads import SMALL
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("small"), VARIED)
+    return write_checkpoint(tmp_path_factory.mktemp("small"), SMALL)
 
 
 # -- steps in flight -------------------------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ async def test_more_drafts_than_buffers(path: Path) -> None:
 async def test_graphs_of_a_draft_model_alone_have_reserved_memory(tmp_path: Path) -> None:
     """A model that attends by inputs that are not packed has no graphs, and reserves nothing."""
     model = write_checkpoint(tmp_path / "model", GEMMA4)
-    draft = write_checkpoint(tmp_path / "draft", {**VARIED, "vocab_size": GEMMA4["vocab_size"]})
+    draft = write_checkpoint(tmp_path / "draft", {**SMALL, "vocab_size": GEMMA4["vocab_size"]})
     executor = await faked(model, draft, captures=True)
     device = executor.device
     assert isinstance(device, FakeDevice) and executor.launched.graphs is None and device.graphs

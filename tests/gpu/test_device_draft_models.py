@@ -57,20 +57,18 @@ pytestmark = pytest.mark.long
 
 MOST = 4
 PLAYED = Options("cpu", tiny=True, executor="tests.gpu.device_fakes:LateOnceFactory", mode="inline")
-VARIED = {**SMALL, "tie_word_embeddings": False}
-"""Its greedy texts do not repeat one token."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("small"), VARIED)
+    return write_checkpoint(tmp_path_factory.mktemp("small"), SMALL)
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A smaller model of the same tokens, with a shorter context. Its drafts are wrong."""
-    shape = {**VARIED, "num_hidden_layers": 1, "max_position_embeddings": 64}
+    shape = {**SMALL, "num_hidden_layers": 1, "max_position_embeddings": 64}
     return write_checkpoint(tmp_path_factory.mktemp("draft"), shape, seed=5)
 
 
@@ -195,7 +193,7 @@ async def test_mistakes_show(
     [
         pytest.param(WINDOWED, "auto", 14, id="windows"),
         pytest.param(GEMMA4, "auto", 14, id="heads of two sizes, attention that is not packed"),
-        pytest.param(VARIED, "triton", 3, id="kernels"),
+        pytest.param(SMALL, "triton", 3, id="kernels"),
         pytest.param(GEMMA2, "triton", 3, id="kernels, windows", marks=pytest.mark.long(extended=True)),
     ],
 )
@@ -319,7 +317,7 @@ async def test_a_draft_that_is_not_finite_ends_the_drafts(
 @pytest.mark.parametrize("captures", [False, True])
 async def test_beside_grammars_logprobs_and_penalties(tmp_path: Path, captures: bool) -> None:
     """A step that waits for a mask has its prompts read between its forward and its sampler."""
-    path = write_tokenizer(write_checkpoint(tmp_path, VARIED), 200)
+    path = write_tokenizer(write_checkpoint(tmp_path, SMALL), 200)
     asked = list[tuple[list[int], SamplingParams, dict[str, Any]]]()
     for number in range(10):
         sampling = (*PLAIN, *SHAPED[:2], replace(PLAIN[0], logprobs=2))[number % 6]
@@ -521,7 +519,7 @@ async def test_conformance(path: Path, other: Path, case: str) -> None:
 
 
 async def test_another_vocabulary_is_refused(path: Path, tmp_path: Path) -> None:
-    strange = write_checkpoint(tmp_path / "strange", {**VARIED, "vocab_size": 130})
+    strange = write_checkpoint(tmp_path / "strange", {**SMALL, "vocab_size": 130})
     with pytest.raises(ConfigError, match="its vocabulary has 130 tokens"):
         await faked(path, strange)
 

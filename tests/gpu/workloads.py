@@ -23,8 +23,9 @@ SMALL = {
     "hidden_size": 32,
     "num_attention_heads": 4,
     "intermediate_size": 40,
+    "tie_word_embeddings": False,
 }
-"""A model that interpreted kernels compute in no time."""
+"""A model that interpreted kernels compute in no time. Its greedy texts do not repeat one token: one in a wrong place is seen."""
 Op = UnifiedBatch | int
 """A step, or the id of a sequence to release."""
 PLAIN = (

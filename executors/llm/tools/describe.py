@@ -67,8 +67,8 @@ LENGTHS = tuple(512 * 4**n for n in range(12))
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Memory of a server, and what takes of it beside a model. `memory`: bytes in all, None: this machine's. `process_bytes`: of
-    the executor's process without weights and KV, None: as much as this one."""
+    """Memory of a server, and what takes of it beside a model. `memory`: bytes in all, None: this machine's. `draft`: the draft
+    model that is loaded, too. `process_bytes`: of the executor's process without weights and KV, None: as much as this one."""
 
     memory: int | None = None
     draft: LoadedModel | None = None

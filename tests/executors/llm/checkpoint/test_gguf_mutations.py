@@ -117,6 +117,14 @@ def _outcome(path: Path, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("arch", MODELS)
+def test_a_tensor_without_a_layers_name_is_refused(tmp_path: Path, arch: str):
+    """Its name ends behind the second part, where the name of a layer's tensor would stand."""
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(_whole(tmp_path, arch).replace(b"blk.0.attn_norm.weight", b"blk.0-attn_norm_weight"))
+    assert _outcome(path, tmp_path / "prepared") == "refused"
+
+
+@pytest.mark.parametrize("arch", MODELS)
 @pytest.mark.parametrize(
     "count", [70, pytest.param(670, marks=[pytest.mark.long(extended=True), pytest.mark.timeout(300)])]
 )

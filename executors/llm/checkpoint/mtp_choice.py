@@ -99,8 +99,8 @@ def _check_form(directory: Path, begin: str) -> None:
             raise ConfigError(
                 f"mtp: {where}: {own[part]}: an MTP head with {what} of its own is not supported"
             )
-    layers = {int(name.split(".")[2]) for name in names if name.startswith(f"{begin}layers.")}
-    if layers != {0}:
+    layers = {name.split(".")[2] for name in names if name.startswith(f"{begin}layers.")}
+    if layers != {"0"}:
         raise ConfigError(
             f"mtp: {where}: the MTP head has {len(layers)} layers; heads of one layer are supported"
         )

@@ -143,7 +143,7 @@ class Port:
         return ModelRow(entry, own, variants, declared.loras)
 
     def report(self) -> Report:
-        """What fits together. Each model that is on this disk is checked as its load would."""
+        """What fits together. Each model that is on this disk is looked into, see `checked`."""
         with ThreadPoolExecutor(_CHECKS_AT_ONCE) as threads:
             return report_of(list(threads.map(checked, self.models)), self.budget)
 

@@ -35,6 +35,7 @@ STEP_TOKENS = 40
 """Prompts are computed in chunks, beside decodes."""
 _PATIENCE = 10.0
 _SEED = 47
+"""Of the requests."""
 _VOCABULARY = 250
 _FLOAT32 = 2
 """Times the bytes that `shapes.kv_bytes` counts, of bf16."""

@@ -155,7 +155,7 @@ def describe(
         "memory": _least_memory(config, parts or [sketch], budget),
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
-        # A host's limits follow its threads.
+        # A host's limits follow its threads when it serves.
         "limits": sizing.limits_note(initial, config, device_of(device))
         if device_of(device).batch_limits
         else "",
